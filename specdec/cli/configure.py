@@ -1,0 +1,122 @@
+"""From a YAML file and the options of the command line to one `EngineConfig`, before any model work.
+
+The command line wins over the file, the file over the defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specdec.cli.prompts import Prompt
+from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.proposers.base import check_settings
+from specdec.types import SpeculationParams
+
+DEFAULT_PROPOSER = "ngram"
+DEFAULT_NUM_SPECULATIVE_TOKENS = SpeculativeConfig().num_speculative_tokens
+
+
+def read_config(path: Path) -> EngineConfig:
+    """The engine configuration that a YAML file holds. ValueError names the file."""
+    import yaml
+
+    try:
+        options = yaml.safe_load(path.read_bytes())
+        if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+            raise ValueError("expected config keys and their values, such as `model: smollm2-135m`")
+        return EngineConfig.from_mapping(options)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def build_config(
+    *,
+    file: Path | None,
+    settings: Mapping[str, Any],
+    proposer: str | None,
+    num_speculative_tokens: int | None,
+    speculative_json: str | None,
+) -> EngineConfig:
+    """The engine's configuration. `settings` are `EngineConfig` fields that the command line gives; None: not given.
+
+    `speculative_json` replaces the file's proposers. Without a file and without it the proposer is n-gram.
+    """
+    config = EngineConfig() if file is None else read_config(file)
+    if speculative_json is not None:
+        named = _read_speculative_json(speculative_json, proposer, num_speculative_tokens, settings.get("verifier"))
+        config = replace(config, speculative=named.speculative)
+        if named.verifier != "auto":
+            config = replace(config, verifier=named.verifier)
+    elif file is None and proposer is None:
+        proposer = DEFAULT_PROPOSER
+    speculative = _choose(config.speculative, proposer, num_speculative_tokens)
+    for entry in speculative:
+        check_settings(entry)
+    return replace(config, **settings, speculative=speculative)
+
+
+def _read_speculative_json(text: str, proposer: str | None, k: int | None, verifier: str | None) -> EngineConfig:
+    """A configuration of these proposers only. What the other options contradict is refused, not overruled."""
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--speculative-config is not valid JSON: {error}") from None
+    entries = given if isinstance(given, list) else [given]
+    config = EngineConfig.from_mapping({"speculative_config": entries})
+    methods = [entry.method for entry in config.speculative]
+    if not methods:
+        raise ValueError("--speculative-config names no proposer; use --proposer none for plain decoding")
+    if repeated := [method for method in methods if methods.count(method) > 1]:
+        raise ValueError(f"--speculative-config names {repeated[0]!r} twice; one entry per method")
+    if proposer is not None and proposer not in methods:
+        raise ValueError(f"--proposer {proposer} contradicts --speculative-config, which has {', '.join(methods)}")
+    for entry in entries:
+        stated = entry.get("num_speculative_tokens", k)
+        if k is not None and stated != k:
+            raise ValueError(f"--num-speculative-tokens {k} contradicts --speculative-config, which says {stated}")
+    if verifier is not None and config.verifier not in ("auto", verifier):
+        raise ValueError(f"--verifier {verifier} contradicts --speculative-config, which says {config.verifier}")
+    return config
+
+
+def _choose(
+    listed: tuple[SpeculativeConfig, ...], proposer: str | None, k: int | None
+) -> tuple[SpeculativeConfig, ...]:
+    """Put `proposer` first, the default's place, adding it if it is missing; give every proposer `k` tokens."""
+    if proposer is not None:
+        same = [entry for entry in listed if entry.method == proposer]
+        others = [entry for entry in listed if entry.method != proposer]
+        listed = (*(same or [SpeculativeConfig(proposer)]), *others)
+    if k is not None:
+        listed = tuple(replace(entry, num_speculative_tokens=k) for entry in listed)
+    return () if all(entry.method == "none" for entry in listed) else listed
+
+
+def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> SpeculationParams:
+    """The proposer and draft length of a prompt: its own, else the engine's; `default_k` for proposers not listed."""
+    proposer = prompt.proposer
+    if proposer is None:
+        proposer = config.speculative[0].method if config.speculative else "none"
+    k = prompt.num_speculative_tokens
+    if k is None:
+        k = next((s.num_speculative_tokens for s in config.speculative if s.method == proposer), default_k)
+    return SpeculationParams(proposer, 0 if proposer == "none" else k)
+
+
+def cover(config: EngineConfig, asked: Sequence[SpeculationParams]) -> EngineConfig:
+    """`config` with every proposer that a prompt asks for, each allowed the longest draft asked of it."""
+    listed = {entry.method: entry for entry in config.speculative} or {"none": SpeculativeConfig()}
+    for params in asked:
+        method, k = params.proposer, params.num_speculative_tokens
+        assert method is not None
+        assert k is not None
+        known = listed.get(method, SpeculativeConfig(method, k))
+        listed[method] = replace(known, num_speculative_tokens=max(k, known.num_speculative_tokens))
+    speculative = tuple(listed.values())
+    return replace(config, speculative=() if set(listed) == {"none"} else speculative)

@@ -1,0 +1,175 @@
+"""The engine's configuration: one frozen object, built once, checked before any model work.
+
+Environment variables are read here and nowhere else. This module knows names and ranges; what a method or a model
+means is for the layers that own them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from specdec.types import MAX_SPECULATIVE_TOKENS
+
+DEFAULT_MODEL = "smollm2-135m"
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+VERIFIERS = ("auto", "greedy", "rejection", "coupled")
+
+
+def cache_dir() -> Path:
+    """Where fetched models are kept: SPECDEC_CACHE, else XDG_CACHE_HOME/specdec, else ~/.cache/specdec."""
+    if explicit := os.environ.get("SPECDEC_CACHE"):
+        return Path(explicit).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+    """One line that refuses `name` and points at the nearest valid one."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {name!r}{hint} (valid: {', '.join(known)})"
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """One proposer and its settings.
+
+    `settings` are the proposer's own keys (vLLM's names, such as `prompt_lookup_max`); the proposer checks them.
+    """
+
+    method: str = "none"
+    num_speculative_tokens: int = 4
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not self.method:
+            raise ValueError(f"speculative_config: method must be the name of a proposer; got {self.method!r}")
+        k = self.num_speculative_tokens
+        if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= MAX_SPECULATIVE_TOKENS:
+            raise ValueError(
+                f"num_speculative_tokens must be an integer between 0 and {MAX_SPECULATIVE_TOKENS}; got {k!r}"
+            )
+
+    @staticmethod
+    def from_mapping(options: Mapping[str, Any]) -> SpeculativeConfig:
+        """From vLLM's `speculative_config`: `method`, `num_speculative_tokens`, and the method's own keys."""
+        if not isinstance(options, Mapping):
+            raise ValueError(f"speculative_config must be a mapping; got {options!r}")
+        if "method" not in options:
+            raise ValueError("speculative_config needs a method, for example {'method': 'ngram'}")
+        own = ("method", "num_speculative_tokens")
+        settings = {key: value for key, value in options.items() if key not in own}
+        return SpeculativeConfig(**{key: options[key] for key in own if key in options}, settings=settings)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that shapes an engine. Names follow vLLM where it has one.
+
+    `max_model_len` None takes the model's own limit. `kv_cache_tokens` None sizes the KV pool from
+    `gpu_memory_utilization`, a share of the device's memory (of the machine's free memory on a CPU).
+    `speculative` lists the proposers to load; the first is the default of requests that name none.
+    """
+
+    model: str = DEFAULT_MODEL
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    kv_cache_tokens: int | None = None
+    gpu_memory_utilization: float = 0.5
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    verifier: str = "auto"
+    speculative: tuple[SpeculativeConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"model must be an alias, a path or a hub name; got {self.model!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(unknown_name("dtype", self.dtype, DTYPES))
+        if self.verifier not in VERIFIERS:
+            raise ValueError(unknown_name("verifier", self.verifier, VERIFIERS))
+        self._check_integers()
+        share = self.gpu_memory_utilization
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1; got {share!r}")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching must be true or false; got {self.enable_prefix_caching!r}")
+        self._check_budget()
+
+    def _check_integers(self) -> None:
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "kv_cache_tokens",
+        ):
+            value = getattr(self, name)
+            if value is None and name in ("max_model_len", "kv_cache_tokens"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer; got {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed must be an integer; got {self.seed!r}")
+
+    def _check_budget(self) -> None:
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs one token a step"
+            )
+        for proposer in self.speculative:
+            if proposer.num_speculative_tokens + 1 > self.max_num_batched_tokens:
+                raise ValueError(
+                    f"num_speculative_tokens ({proposer.num_speculative_tokens}) and the token before them do not fit "
+                    f"max_num_batched_tokens ({self.max_num_batched_tokens})"
+                )
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < 2 * self.block_size:
+            raise ValueError(
+                f"kv_cache_tokens ({self.kv_cache_tokens}) must hold at least two blocks of {self.block_size} tokens"
+            )
+
+    @staticmethod
+    def from_mapping(options: Mapping[str, Any]) -> EngineConfig:
+        """From a YAML file's or a program's dictionary.
+
+        `speculative_config` (or `speculative`) is one proposer's mapping or a list of them; `verifier` and vLLM's
+        `rejection_sample_method` ("standard") may stand in it.
+        """
+        names = {f.name for f in fields(EngineConfig)} | {"speculative_config"}
+        for key in options:
+            if key not in names:
+                raise ValueError(unknown_name("config key", key, names - {"speculative"}))
+        values = {key: value for key, value in options.items() if key not in ("speculative_config", "speculative")}
+        given = options.get("speculative_config", options.get("speculative"))
+        listed: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        proposers = []
+        for entry in listed:
+            if isinstance(entry, SpeculativeConfig):
+                proposers.append(entry)
+                continue
+            if not isinstance(entry, Mapping):
+                raise ValueError(f"speculative_config must be a mapping or a list of them; got {entry!r}")
+            entry = dict(entry)
+            verifier = _take_verifier(entry)
+            if verifier is not None:
+                values["verifier"] = verifier
+            proposers.append(SpeculativeConfig.from_mapping(entry))
+        return EngineConfig(**values, speculative=tuple(proposers))
+
+
+def _take_verifier(entry: dict[str, Any]) -> str | None:
+    """Remove the verifier's keys from a `speculative_config` entry and return its name."""
+    method = entry.pop("rejection_sample_method", None)
+    if method is not None and method != "standard":
+        raise ValueError(unknown_name("rejection_sample_method", method, ("standard",)))
+    verifier: str | None = entry.pop("verifier", None)
+    return verifier if verifier is not None else ("rejection" if method else None)

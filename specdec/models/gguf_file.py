@@ -1,0 +1,222 @@
+"""The GGUF container: metadata and tensors of one memory-mapped file (versions 2 and 3, little endian).
+
+It refuses to know what a model is: names and values are handed on as they stand. Layout: magic, version, counts,
+key-value pairs, tensor infos, then, aligned, the tensors' data. Nothing in the file is trusted: every length is
+checked against the file's size before anything of that length is read or allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec.models.gguf_types import REFUSED, SUPPORTED, GGMLType, dequantize
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+
+_SCALARS = {
+    number: struct.Struct("<" + code)
+    for number, code in enumerate(("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d"))
+    if code is not None
+}
+"""Formats of the fixed-size value types, by GGUF's number."""
+_STRING, _ARRAY = 8, 9
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies and what it is."""
+
+    shape: tuple[int, ...]
+    """Outermost dimension first, as torch has it (the file says it the other way round)."""
+    kind: GGMLType
+    offset: int
+    """First byte, counted from the start of the file."""
+    num_bytes: int
+
+
+class GGUFFile:
+    """One GGUF file. `metadata` holds plain Python values (lists for arrays), `tensors` every tensor by name.
+
+    Raises ValueError, one line that names the file, for whatever is wrong with it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                size = file.seek(0, 2)
+                # A private writable mapping: nothing is ever written, but torch wants buffers it could write to.
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+        try:
+            self.metadata, self.tensors = _parse(_Cursor(self._data))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor's weights, float32 in its own shape; the caller owns the memory."""
+        info = self.tensors[name]
+        return self._weights(info.offset, info.num_bytes, info).view(info.shape)
+
+    def read_slice(self, name: str, index: int) -> torch.Tensor:
+        """Entry `index` of a tensor's first dimension, reading only that."""
+        info = self.tensors[name]
+        num_bytes = info.num_bytes // info.shape[0]
+        return self._weights(info.offset + index * num_bytes, num_bytes, info).view(info.shape[1:])
+
+    def _weights(self, offset: int, num_bytes: int, info: TensorInfo) -> torch.Tensor:
+        raw = np.frombuffer(self._data, np.uint8, num_bytes, offset)
+        return dequantize(torch.from_numpy(raw), info.kind)
+
+
+class _Cursor:
+    """A reading position in the header."""
+
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self.data = data
+        self.size = len(data)
+        self.at = 0
+
+    def take(self, num_bytes: int) -> int:
+        """Step over `num_bytes` and return where they start."""
+        start, self.at = self.at, self.at + num_bytes
+        if self.at > self.size:
+            raise ValueError(
+                f"truncated GGUF file: its header needs {num_bytes} bytes at offset {start}, "
+                f"but the file ends at {self.size}"
+            )
+        return start
+
+    def scalar(self, layout: struct.Struct) -> Any:
+        return layout.unpack_from(self.data, self.take(layout.size))[0]
+
+    def string(self) -> str:
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> list[str]:
+        """`count` strings, each a 64-bit length and UTF-8. A vocabulary has 100,000: this loop is the time of opening."""
+        data, at, size, unpack = self.data, self.at, self.size, _U64.unpack_from
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + unpack(data, at)[0]
+                if at > size:
+                    break
+                found.append(str(data[start:at], "utf-8"))
+        except struct.error:
+            at = size + 1
+        except UnicodeDecodeError:
+            raise ValueError(f"the string at offset {start} is not UTF-8; the file is corrupt") from None
+        if at > size:
+            raise ValueError(f"truncated GGUF file: a string in its header runs past the file's end at {size}")
+        self.at = at
+        return found
+
+    def array(self) -> list[Any]:
+        kind, count = self.scalar(_U32), self.scalar(_U64)
+        if kind == _STRING:
+            return self.strings(count)
+        layout = _SCALARS.get(kind)
+        if layout is None:
+            raise ValueError(f"array of unknown value type {kind}")
+        start = self.take(count * layout.size)
+        values: list[Any] = np.frombuffer(self.data, layout.format, count, start).tolist()
+        return values
+
+    def value(self) -> Any:
+        kind = self.scalar(_U32)
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self.array()
+        layout = _SCALARS.get(kind)
+        if layout is None:
+            raise ValueError(f"unknown value type {kind}")
+        return self.scalar(layout)
+
+
+def _parse(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    num_tensors, num_values = _preamble(cursor)
+    metadata: dict[str, Any] = {}
+    for _ in range(num_values):
+        key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"metadata key {key!r} appears twice")
+        try:
+            metadata[key] = cursor.value()
+        except ValueError as error:
+            raise ValueError(f"metadata {key!r}: {error}") from None
+    infos = [_tensor_info(cursor) for _ in range(num_tensors)]
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"general.alignment must be a power of two; got {alignment!r}")
+    base = -(-cursor.at // alignment) * alignment
+    tensors: dict[str, TensorInfo] = {}
+    for name, info in infos:
+        if name in tensors:
+            raise ValueError(f"tensor {name!r} appears twice")
+        tensors[name] = _placed(name, info, base, cursor.size)
+    return metadata, tensors
+
+
+def _preamble(cursor: _Cursor) -> tuple[int, int]:
+    """Check magic and version; the numbers of tensors and of metadata values."""
+    magic = bytes(cursor.data[:4])
+    if magic != MAGIC:
+        raise ValueError(f"not a GGUF file: it starts with {magic!r}, not {MAGIC!r}")
+    cursor.take(4)
+    version = cursor.scalar(_U32)
+    if version & 0xFFFF == 0:
+        raise ValueError("a big-endian GGUF file; only little-endian ones are read")
+    if version not in VERSIONS:
+        raise ValueError(f"GGUF version {version} is not supported (supported: 2 and 3)")
+    num_tensors, num_values = cursor.scalar(_U64), cursor.scalar(_U64)
+    # The shortest entry: a key's length, a value type and one byte; a name's length, dimensions, type and offset.
+    for what, count, shortest in (("metadata values", num_values, 13), ("tensors", num_tensors, 24)):
+        if count * shortest > cursor.size - cursor.at:
+            raise ValueError(f"truncated or corrupt GGUF file: {cursor.size} bytes cannot hold {count} {what}")
+    return num_tensors, num_values
+
+
+def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
+    """A tensor's name and facts; the offset is still relative to the data section."""
+    name = cursor.string()
+    num_dimensions = cursor.scalar(_U32)
+    if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+        raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible")
+    shape = tuple(cursor.scalar(_U64) for _ in range(num_dimensions))[::-1]
+    number, offset = cursor.scalar(_U32), cursor.scalar(_U64)
+    kind = SUPPORTED.get(number)
+    if kind is None:
+        label = REFUSED.get(number, f"unknown ({number})")
+        supported = ", ".join(kind.name for kind in SUPPORTED.values())
+        raise ValueError(f"tensor {name!r} has type {label}, which is not supported (supported: {supported})")
+    if 0 in shape or shape[-1] % kind.block_size:
+        raise ValueError(
+            f"tensor {name!r} of shape {list(shape)} is not made of whole {kind.name} blocks of {kind.block_size}"
+        )
+    return name, TensorInfo(shape, kind, offset, math.prod(shape) // kind.block_size * kind.num_bytes)
+
+
+def _placed(name: str, info: TensorInfo, base: int, size: int) -> TensorInfo:
+    """`info` with its offset counted from the start of the file, checked to lie inside."""
+    start = base + info.offset
+    if start + info.num_bytes > size:
+        raise ValueError(
+            f"truncated GGUF file: tensor {name!r} ends at byte {start + info.num_bytes}, but the file has {size}"
+        )
+    return TensorInfo(info.shape, info.kind, start, info.num_bytes)

@@ -1,0 +1,1 @@
+"""Proposers: what guesses the next tokens. One contract (`base`), one table, one file per method."""

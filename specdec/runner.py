@@ -1,0 +1,201 @@
+"""One step on the device: batch, forward, verify; and the drafts of the next one.
+
+Plain values cross its border: a `Schedule` comes in, `Verdict`s and drafted token ids go out. Tensors (KV, hidden
+states, draft laws) stay here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from specdec.core.scheduler import Schedule, ScheduledRow
+from specdec.core.sequence import Sequence
+from specdec.kernels import Kernels
+from specdec.proposers.base import ProposalInput, Proposer
+from specdec.sampling.logprobs import token_logprobs
+from specdec.sampling.process import process_logits, sampling_rows
+from specdec.sampling.verify import verify
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache, KVLayout
+from specdec.types import Draft, Logprob, Verdict
+
+PROMPT_LOGITS_CHUNK = 128
+"""Prompt positions whose logits are held at once for `prompt_logprobs`."""
+
+
+class TargetModel(Protocol):
+    """What the runner needs of a model; `specdec.models.decoder.Decoder` is the real one."""
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm; writes this step's KV."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 (or float64) logits [n, vocab] of hidden states [n, hidden]."""
+        ...
+
+    def kv_layout(self) -> KVLayout: ...
+
+
+@dataclass
+class StepRecord:
+    """Seconds of one step by stage, and its size."""
+
+    schedule: float = 0.0
+    batch: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    commit: float = 0.0
+    propose: float = 0.0
+    num_rows: int = 0
+    num_tokens: int = 0
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Add the time of a `with` block to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, stage, getattr(self, stage) + time.perf_counter() - start)
+
+    @property
+    def overhead(self) -> float:
+        """Seconds spent outside the model."""
+        return self.schedule + self.batch + self.sample + self.commit + self.propose
+
+
+class Runner:
+    """A target, its KV cache, the loaded proposers by name, and the verifier for sampled rows."""
+
+    def __init__(
+        self,
+        model: TargetModel,
+        kv: KVCache,
+        proposers: Mapping[str, Proposer],
+        kernels: Kernels,
+        *,
+        verifier: str,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.kv = kv
+        self.proposers = dict(proposers)
+        self.kernels = kernels
+        self.verifier = verifier
+        self.device = device
+        self._draft_probs: dict[tuple[str, int], torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def execute(self, schedule: Schedule, record: StepRecord) -> list[Verdict]:
+        """Compute the schedule and judge its drafts, one verdict a row.
+
+        If the step fails as a whole, every row is tried alone, so that only the one at fault ends with the error.
+        """
+        self.kv.copy_blocks(schedule.block_copies)
+        rows = tuple(self._with_draft_probs(row) for row in schedule.rows)
+        try:
+            return self._execute_rows(rows, record)
+        except AssertionError:
+            raise
+        except Exception:
+            return [self._execute_alone(row, record) for row in rows]
+
+    def _execute_alone(self, row: ScheduledRow, record: StepRecord) -> Verdict:
+        try:
+            return self._execute_rows((row,), record)[0]
+        except AssertionError:
+            raise
+        except Exception as error:
+            return Verdict(error=f"the step failed: {type(error).__name__}: {error}")
+
+    def _execute_rows(self, rows: tuple[ScheduledRow, ...], record: StepRecord) -> list[Verdict]:
+        with record.time("batch"):
+            batch = Batch.build(Schedule(rows), self.kv.block_size, self.device)
+        with record.time("forward"):
+            hidden = self.model.forward(batch, self.kv)
+            logits = self.model.compute_logits(hidden[batch.logits_indices])
+        with record.time("sample"):
+            judged = iter(self._verify(logits, batch))
+            verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
+            return self._with_prompt_logprobs(verdicts, hidden, batch)
+
+    def _with_draft_probs(self, row: ScheduledRow) -> ScheduledRow:
+        """Give a draft back the law it was drawn from, which never left this side."""
+        probs = self._draft_probs.pop(row.sequence.key, None)
+        if probs is None or not row.num_draft_tokens:
+            return row
+        return replace(row, draft=replace(row.draft, draft_probs=probs[: row.num_draft_tokens]))
+
+    def _verify(self, logits: torch.Tensor, batch: Batch) -> list[Verdict]:
+        """Verdicts of the rows that take logits, in order."""
+        rows = sampling_rows(batch)
+        if not rows:
+            return []
+        verdicts = verify(process_logits(logits, rows), rows, self.verifier, self.kernels)
+        starts = [start for start, row in zip(batch.logits_start, batch.rows, strict=False) if row.num_logits]
+        for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            wanted = row.params.logprobs
+            if wanted is not None and verdicts[i].error is None:
+                verdicts[i] = replace(verdicts[i], logprobs=_logprobs(logits, start, verdicts[i], wanted))
+        return verdicts
+
+    def _with_prompt_logprobs(self, verdicts: list[Verdict], hidden: torch.Tensor, batch: Batch) -> list[Verdict]:
+        at = 0
+        for i, row in enumerate(batch.rows):
+            if row.num_prompt_logits:
+                entries = self._prompt_logprobs(row, hidden[at : at + row.num_prompt_logits])
+                verdicts[i] = replace(verdicts[i], prompt_logprobs=tuple(entries))
+            at += row.num_scheduled_tokens
+        return verdicts
+
+    def _prompt_logprobs(self, row: ScheduledRow, hidden: torch.Tensor) -> list[dict[int, Logprob]]:
+        """Log probabilities of the prompt tokens that follow the span's positions."""
+        wanted = row.sequence.request.params.prompt_logprobs
+        assert wanted is not None
+        following = row.sequence.token_ids[row.start + 1 : row.start + 1 + hidden.shape[0]]
+        entries: list[dict[int, Logprob]] = []
+        for first in range(0, len(following), PROMPT_LOGITS_CHUNK):
+            chunk = slice(first, first + PROMPT_LOGITS_CHUNK)
+            entries += token_logprobs(self.model.compute_logits(hidden[chunk]), following[chunk], wanted)
+        return entries
+
+    @torch.inference_mode()
+    def propose(self, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft]:
+        """Drafts for the next step, at most `lengths[i]` tokens each, from the proposer that each request names.
+
+        A draft's law stays here; the returned drafts hold token ids only.
+        """
+        drafts: dict[Sequence, Draft] = {}
+        for name, proposer in self.proposers.items():
+            chosen = [i for i, sequence in enumerate(sequences) if sequence.request.proposer == name]
+            if chosen:
+                inp = ProposalInput(lengths=[lengths[i] for i in chosen])
+                proposed = proposer.propose([sequences[i] for i in chosen], inp)
+                drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
+        return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
+
+    def _keep_draft_probs(self, sequence: Sequence, draft: Draft) -> Draft:
+        if draft.draft_probs is None:
+            return draft
+        self._draft_probs[sequence.key] = draft.draft_probs
+        return replace(draft, draft_probs=None)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept for a finished sequence."""
+        self._draft_probs.pop(sequence.key, None)
+        for proposer in self.proposers.values():
+            proposer.forget(sequence)
+
+
+def _logprobs(logits: torch.Tensor, start: int, verdict: Verdict, wanted: int) -> tuple[dict[int, Logprob], ...]:
+    """Alternatives at each of a verdict's tokens, from the logits row that its token was chosen from."""
+    indices = [start, *(start + 1 + node for node in verdict.accepted_path)]
+    return tuple(token_logprobs(logits[indices], verdict.token_ids, wanted))

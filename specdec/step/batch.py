@@ -1,0 +1,102 @@
+"""Every tensor of one step, built from the schedule in one pass over its rows.
+
+A row is one scheduled sequence; its span is `[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)`:
+committed tokens first, then draft tokens (D2). Prompt chunks, decodes and drafts differ only in these numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specdec.core.scheduler import Schedule, ScheduledRow
+
+CHAIN_MASKS = (np.uint64(2) << np.arange(64, dtype=np.uint64)) - np.uint64(1)
+"""Ancestor masks of a chain: node j sees nodes 0..j."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of B rows, ragged and flat; L positions whose logits are needed."""
+
+    token_ids: torch.Tensor  # int64 [T]
+    positions: torch.Tensor  # int64 [T]   a draft node's position is its depth after the last committed token
+    slot_mapping: torch.Tensor  # int64 [T]   where each token's KV is written
+    query_start_loc: torch.Tensor  # int32 [B + 1]   row b owns tokens [query_start_loc[b], query_start_loc[b + 1])
+    seq_lens: torch.Tensor  # int32 [B]   KV entries of the row after this step, draft included
+    committed_lens: torch.Tensor  # int32 [B]   of these, how many come before the draft
+    block_tables: torch.Tensor  # int32 [B, max blocks of a row]   padded with 0
+    ancestor_masks: torch.Tensor | None  # int64 [T]   bit j: sees draft node j; 0 for committed tokens; None: no draft
+    logits_indices: torch.Tensor  # int64 [L]   token rows whose logits are needed, row by row
+    rows: tuple[ScheduledRow, ...]
+    logits_start: tuple[int, ...]  # [B + 1]   row b owns logits [logits_start[b], logits_start[b + 1])
+    query_lens: tuple[int, ...]  # [B]   host copy, for backends that loop over rows
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @staticmethod
+    def build(schedule: Schedule, block_size: int, device: torch.device) -> Batch:
+        """Lay out `schedule`. Host lists become tensors with one copy each."""
+        rows = schedule.rows
+        total = sum(row.num_scheduled_tokens for row in rows)
+        token_ids = np.empty(total, np.int64)
+        positions = np.empty(total, np.int64)
+        slots = np.empty(total, np.int64)
+        masks = np.zeros(total, np.uint64) if any(row.num_draft_tokens for row in rows) else None
+        tables = np.zeros((len(rows), max((len(row.sequence.block_table) for row in rows), default=0)), np.int32)
+        starts = np.zeros(len(rows) + 1, np.int32)
+        logits: list[int] = []
+        logits_start = [0]
+        at = 0
+        for b, row in enumerate(rows):
+            end = at + row.num_scheduled_tokens
+            tables[b, : len(row.sequence.block_table)] = row.sequence.block_table
+            _fill_row(row, token_ids[at:end], positions[at:end], None if masks is None else masks[at:end])
+            indices = np.arange(row.start, row.end)
+            slots[at:end] = tables[b, indices // block_size].astype(np.int64) * block_size + indices % block_size
+            logits.extend(range(end - row.num_logits, end))
+            logits_start.append(len(logits))
+            starts[b + 1] = at = end
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        return Batch(
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(slots),
+            query_start_loc=tensor(starts),
+            seq_lens=tensor(np.array([row.end for row in rows], np.int32)),
+            committed_lens=tensor(np.array([row.end - row.num_draft_tokens for row in rows], np.int32)),
+            block_tables=tensor(tables),
+            ancestor_masks=None if masks is None else tensor(masks.view(np.int64)),
+            logits_indices=tensor(np.array(logits, np.int64)),
+            rows=rows,
+            logits_start=tuple(logits_start),
+            query_lens=tuple(row.num_scheduled_tokens for row in rows),
+        )
+
+
+def _fill_row(row: ScheduledRow, token_ids: np.ndarray, positions: np.ndarray, masks: np.ndarray | None) -> None:
+    """Tokens, positions and ancestor masks of one row's span."""
+    committed = row.num_scheduled_tokens - row.num_draft_tokens
+    token_ids[:committed] = row.sequence.token_ids[row.start : row.start + committed]
+    positions[:committed] = np.arange(row.start, row.start + committed)
+    if not row.num_draft_tokens:
+        return
+    assert masks is not None
+    draft = row.draft
+    token_ids[committed:] = draft.token_ids
+    base = row.start + committed
+    if draft.parents is None:
+        positions[committed:] = np.arange(base, base + len(draft))
+        masks[committed:] = CHAIN_MASKS[: len(draft)]
+        return
+    for node, parent in enumerate(draft.parents):
+        own = np.uint64(1) << np.uint64(node)
+        masks[committed + node] = own if parent < 0 else masks[committed + parent] | own
+        positions[committed + node] = base if parent < 0 else positions[committed + parent] + 1
