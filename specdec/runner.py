@@ -7,6 +7,7 @@ states, draft laws) stay here.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
-from specdec.types import Draft, Logprob, Verdict
+from specdec.types import EMPTY_DRAFT, Draft, Logprob, Verdict
 
 PROMPT_LOGITS_CHUNK = 128
 """Prompt positions whose logits are held at once for `prompt_logprobs`."""
@@ -82,9 +83,11 @@ class Runner:
         proposers: Mapping[str, Proposer],
         kernels: Kernels,
         *,
+        vocab_size: int,
         verifier: str,
         device: torch.device,
     ) -> None:
+        self.vocab_size = vocab_size
         self.model = model
         self.kv = kv
         self.proposers = dict(proposers)
@@ -171,16 +174,33 @@ class Runner:
     def propose(self, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft]:
         """Drafts for the next step, at most `lengths[i]` tokens each, from the proposer that each request names.
 
-        A draft's law stays here; the returned drafts hold token ids only.
+        A draft's law stays here; the returned drafts hold token ids only. A proposer that fails costs its sequences
+        their drafts and gives a warning; it never costs a request.
         """
         drafts: dict[Sequence, Draft] = {}
         for name, proposer in self.proposers.items():
             chosen = [i for i, sequence in enumerate(sequences) if sequence.request.proposer == name]
-            if chosen:
-                inp = ProposalInput(lengths=[lengths[i] for i in chosen])
-                proposed = proposer.propose([sequences[i] for i in chosen], inp)
-                drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
+            if not chosen:
+                continue
+            asked = [lengths[i] for i in chosen]
+            try:
+                proposed = proposer.propose([sequences[i] for i in chosen], ProposalInput(asked))
+                self._check_drafts(proposed, asked)
+            except Exception as error:
+                warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
+                proposed = [EMPTY_DRAFT] * len(chosen)
+            drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
         return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
+
+    def _check_drafts(self, drafts: Many[Draft], lengths: Many[int]) -> None:
+        """What the contract promises and the target relies on; ValueError otherwise."""
+        if len(drafts) != len(lengths):
+            raise ValueError(f"{len(drafts)} drafts for {len(lengths)} sequences")
+        for draft, length in zip(drafts, lengths, strict=True):
+            if len(draft) > length:
+                raise ValueError(f"a draft of {len(draft)} tokens where at most {length} were asked for")
+            if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
+                raise ValueError(f"a drafted token id is outside the vocabulary of {self.vocab_size}")
 
     def _keep_draft_probs(self, sequence: Sequence, draft: Draft) -> Draft:
         if draft.draft_probs is None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from specdec import __version__
 from specdec.cli.bench import bench
 from specdec.cli.errors import BROKEN_PIPE, INTERRUPTED, say
 from specdec.cli.generate import BuildEngine, generate
@@ -19,12 +20,7 @@ from specdec.cli.models import models
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"specdec {version('specdec-engine')}")
-    except PackageNotFoundError:
-        click.echo("specdec (not installed: run from a source tree)")
+    click.echo(f"specdec {__version__}")
     ctx.exit()
 
 

@@ -69,7 +69,7 @@ def from_lines(lines: Sequence[bytes], params: SamplingParams, *, name: str, raw
         except ValueError as error:
             raise ValueError(f"{origin}: {error}") from None
     if not prompts:
-        raise ValueError(f"{name} holds no prompts; write one JSON object a line, such as {{\"prompt\": \"Hello\"}}")
+        raise ValueError(f'{name} holds no prompts; write one JSON object a line, such as {{"prompt": "Hello"}}')
     return prompts
 
 
@@ -83,7 +83,7 @@ def _parse(line: bytes) -> Mapping[str, Any]:
     except RecursionError:
         raise ValueError("not valid JSON: nested too deeply") from None
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected a JSON object such as {{\"prompt\": \"Hello\"}}; got {value!r:.60}")
+        raise ValueError(f'expected a JSON object such as {{"prompt": "Hello"}}; got {value!r:.60}')
     return value
 
 
@@ -138,7 +138,9 @@ def _check_messages(messages: object) -> list[dict[str, Any]]:
     for number, message in enumerate(messages, start=1):
         roles = isinstance(message, dict) and isinstance(message.get("role"), str)
         if not roles or not isinstance(message.get("content"), str):
-            raise ValueError(f"message {number} must be an object with the strings role and content; got {message!r:.60}")
+            raise ValueError(
+                f"message {number} must be an object with the strings role and content; got {message!r:.60}"
+            )
     return messages
 
 

@@ -19,7 +19,13 @@ class Facts:
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
-    where: str = "config.json"
+    where: str | None = "config.json"
+    """Names the file in errors; None where the caller does."""
+
+    @property
+    def prefix(self) -> str:
+        """What an error of this file begins with."""
+        return "" if self.where is None else f"{self.where}: "
 
     def get(self, key: str) -> Any:
         """The value as it stands; None where neither the file nor the family has one."""
@@ -80,4 +86,4 @@ class Facts:
 
     def wrong(self, key: str, wanted: str) -> ValueError:
         """The error of a key whose value is not what is `wanted`."""
-        return ValueError(f"{self.where}: {key} must be {wanted}; got {self.get(key)!r}")
+        return ValueError(f"{self.prefix}{key} must be {wanted}; got {self.get(key)!r}")

@@ -1,19 +1,19 @@
-"""The table of model families: what a config.json means for the one decoder.
+"""From a config.json to a ModelConfig, by the row of the family table that its architecture names.
 
-Each row states what sets an architecture apart and what transformers assumes where its config.json is silent. A fact
-that would change the computation and that the family does not have is refused by name, never ignored; so is a layer
-kind whose state cannot be rolled back after a rejected draft. No torch here.
+A fact that would change the computation and that the family does not have is refused by name, never ignored; so is a
+layer kind whose state cannot be rolled back after a rejected draft. No torch here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from specdec.models.config import LayerConfig, ModelConfig, MoeConfig, NormPlacement, RopeConfig
+from specdec.config import unknown_name
+from specdec.models.config import LayerConfig, ModelConfig
 from specdec.models.facts import Facts
-from specdec.models.layer_kinds import FULL, SLIDING, alternating, checked_kinds, every_layer, full_only, qwen, smollm3
+from specdec.models.family_table import FAMILIES, OPTIONAL, Family
+from specdec.models.layer_kinds import SLIDING, check_reversible, read_kinds, rotating_layers
 from specdec.models.rope_config import extended_limit, read_gemma3_rope, read_rope
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = {
@@ -23,211 +23,143 @@ ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = {
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-
-@dataclass(frozen=True)
-class Family:
-    """One row of the table."""
-
-    model_type: str
-    defaults: Mapping[str, Any]
-    """What transformers takes for a key that config.json leaves out."""
-    layer_kinds: Callable[[Facts], list[str]]
-    """The attention of each layer where `layer_types` does not say it."""
-    reads: frozenset[str] = frozenset()
-    """The keys of `_OPTIONAL` that the family heeds."""
-    norm_placement: NormPlacement = "pre"
-    qk_norm: Literal["none", "head", "full"] = "none"
-    always_qkv_bias: bool = False
-    is_gemma: bool = False
-    """Norm weights stored as w - 1, embeddings scaled by sqrt(hidden_size), a query scale and soft caps of its own."""
-    moe: Callable[[Facts], list[MoeConfig | None]] | None = None
-    own_layer_types: bool = True
-    """Whether `layer_types` decides; else it may only repeat what the other keys say."""
+_WRAPPERS = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+"""Checkpoints with more than a text model: the text part alone is read."""
 
 
-_OPTIONAL = (
-    "attention_bias",
-    "mlp_bias",
-    "sliding_window",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "query_pre_attn_scalar",
-    "use_bidirectional_attention",
-    "partial_rotary_factor",
-    "no_rope_layers",
-    "num_local_experts",
-    "num_experts",
-    "qk_layernorm",
-    "use_qk_norm",
-    "clip_qkv",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "attention_multiplier",
-    "logits_scaling",
-    "logit_scale",
-    "quantization_config",
-    "compression_config",
-)
-"""Keys that change the computation in some model: refused where they are set and the family does not read them."""
+def model_config(config: Mapping[str, Any], where: str | None = "config.json") -> ModelConfig:
+    """What `config` (a parsed config.json; `where` names it in errors, unless None) says, as plain facts.
 
-
-def _mixtral_moe(facts: Facts) -> list[MoeConfig | None]:
-    moe = MoeConfig(
-        facts.integer("num_local_experts"), facts.integer("num_experts_per_tok"), facts.integer("intermediate_size")
+    Raises ValueError naming the architecture, layer kind or key that is not supported or not right.
+    """
+    whole = Facts(config, {}, where)
+    architecture = _architecture(whole)
+    text = _text_part(whole) if architecture in _WRAPPERS else config
+    architecture = _WRAPPERS.get(architecture, architecture)
+    family = FAMILIES[architecture]
+    facts = Facts(text, family.defaults, where)
+    _refuse_unknown(facts, family, architecture)
+    heads = facts.integer("num_attention_heads")
+    hidden_size = facts.integer("hidden_size")
+    head_dim = facts.optional_integer("head_dim") or hidden_size // heads
+    layers, limit = _layers(facts, family, head_dim)
+    has_bias = facts.flag("attention_bias")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=facts.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=facts.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=_kv_heads(facts, heads),
+        head_dim=head_dim,
+        max_position_embeddings=limit,
+        layers=layers,
+        rms_norm_eps=facts.number("rms_norm_eps"),
+        norm_placement=family.norm_placement,
+        norm_unit_offset=family.is_gemma,
+        qk_norm=family.qk_norm,
+        qkv_bias=has_bias or family.always_qkv_bias,
+        output_bias=has_bias and not family.always_qkv_bias,
+        mlp_bias=facts.flag("mlp_bias"),
+        activation=_activation(facts, family),
+        attention_scale=facts.number("query_pre_attn_scalar") ** -0.5 if family.is_gemma else None,
+        attention_soft_cap=facts.optional_number("attn_logit_softcapping"),
+        final_soft_cap=facts.optional_number("final_logit_softcapping"),
+        embedding_scale=hidden_size**0.5 if family.is_gemma else None,
+        tie_word_embeddings=facts.flag("tie_word_embeddings"),
+        eos_token_ids=facts.token_ids("eos_token_id"),
+        dtype=_dtype(facts),
     )
-    return [moe] * facts.integer("num_hidden_layers")
 
 
-def _qwen3_moe(facts: Facts) -> list[MoeConfig | None]:
-    """Every `decoder_sparse_step`-th layer is sparse, except those of `mlp_only_layers`."""
-    key = "num_experts" if "num_experts" in facts.values else "num_local_experts"
-    moe = MoeConfig(
-        facts.integer(key),
-        facts.integer("num_experts_per_tok"),
-        facts.integer("moe_intermediate_size"),
-        facts.flag("norm_topk_prob"),
+def _architecture(facts: Facts) -> str:
+    """The name of the family's row: `architectures[0]`, or the one that `model_type` belongs to."""
+    check_reversible(facts)
+    known = {*FAMILIES, *_WRAPPERS}
+    named = facts.get("architectures")
+    if named:
+        if not isinstance(named, list) or not isinstance(named[0], str):
+            raise facts.wrong("architectures", "a list of names")
+        if named[0] not in known:
+            raise ValueError(facts.prefix + unknown_name("architecture", named[0], known))
+        return named[0]
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    model_type = facts.get("model_type")
+    if model_type not in by_type:
+        raise ValueError(facts.prefix + unknown_name("model_type", model_type, by_type))
+    return by_type[model_type]
+
+
+def _text_part(facts: Facts) -> Mapping[str, Any]:
+    """The text model's section, with what stands beside it as the fallback."""
+    text = facts.mapping("text_config")
+    check_reversible(Facts(text, {}, facts.where))
+    outer = {key: facts.values[key] for key in _SHARED_WITH_TEXT if key in facts.values}
+    return {**outer, **{key: value for key, value in text.items() if value is not None or key not in outer}}
+
+
+_SHARED_WITH_TEXT = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+
+
+def _refuse_unknown(facts: Facts, family: Family, architecture: str) -> None:
+    for key in OPTIONAL:
+        value = facts.values.get(key)
+        if value is None or value is False or key in family.reads:
+            continue
+        if key == "partial_rotary_factor" and value == 1.0:
+            continue
+        shown = "" if isinstance(value, Mapping | list) else f" {value!r}"
+        raise ValueError(f"{facts.prefix}{key}{shown} is not supported for {architecture}")
+
+
+def _kv_heads(facts: Facts, heads: int) -> int:
+    groups = facts.optional_integer("num_key_value_heads") or heads
+    if heads % groups:
+        raise facts.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return groups
+
+
+def _activation(facts: Facts, family: Family) -> Literal["silu", "gelu_tanh"]:
+    key = "hidden_activation" if family.is_gemma else "hidden_act"
+    name = facts.get(key)
+    if name not in ACTIVATIONS:
+        raise ValueError(f"{facts.prefix}{key} {name!r} is not supported (supported: {', '.join(ACTIVATIONS)})")
+    return ACTIVATIONS[name]
+
+
+def _dtype(facts: Facts) -> str:
+    """The dtype the checkpoint says it is in, under its new or its old name."""
+    name = facts.get("dtype") or facts.get("torch_dtype") or "float32"
+    short = name.removeprefix("torch.") if isinstance(name, str) else name
+    if short not in DTYPES:
+        raise ValueError(f"{facts.prefix}dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
+    return str(short)
+
+
+def _layers(facts: Facts, family: Family, head_dim: int) -> tuple[tuple[LayerConfig, ...], int]:
+    """Every layer's window, rotation and experts; and the number of positions the model reaches."""
+    kinds = read_kinds(facts, family.layer_kinds(facts), own_layer_types=family.own_layer_types)
+    if SLIDING in kinds and facts.get("sliding_window") is None:
+        raise facts.wrong("sliding_window", "an integer, for there are sliding_attention layers")
+    limit = facts.integer("max_position_embeddings")
+    if family.model_type == "gemma3_text":
+        by_kind = read_gemma3_rope(facts, head_dim)
+        ropes = [by_kind[kind] for kind in kinds]
+    else:
+        rope = read_rope(facts, head_dim, partial="partial_rotary_factor" in family.reads)
+        limit = extended_limit(limit, rope)
+        ropes = [rope] * len(kinds)
+    rotates = rotating_layers(facts) if "no_rope_layers" in family.reads else [True] * len(kinds)
+    moes = family.moe(facts) if family.moe else [None] * len(kinds)
+    for moe in moes:
+        if moe is not None and moe.num_experts_per_token > moe.num_experts:
+            raise facts.wrong("num_experts_per_tok", f"at most the number of experts ({moe.num_experts})")
+    layers = tuple(
+        LayerConfig(
+            sliding_window=facts.integer("sliding_window") if kind == SLIDING else None,
+            rope=ropes[i] if rotates[i] else None,
+            moe=moes[i],
+        )
+        for i, kind in enumerate(kinds)
     )
-    step, dense = facts.integer("decoder_sparse_step"), facts.integers("mlp_only_layers") or []
-    layers = range(facts.integer("num_hidden_layers"))
-    return [moe if i not in dense and (i + 1) % step == 0 else None for i in layers]
-
-
-_COMMON: Mapping[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
-_QWEN = {
-    **_COMMON,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_GEMMA = {
-    **_COMMON,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-}
-_GEMMA2 = {
-    **_GEMMA,
-    "vocab_size": 256000,
-    "max_position_embeddings": 8192,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}
-_GEMMA3 = {
-    **_GEMMA,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1000000.0,
-    "rope_local_base_freq": 10000.0,
-    "sliding_window_pattern": 6,
-}
-_SMOLLM3 = {
-    **_COMMON,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "rope_theta": 2000000.0,
-    "no_rope_layer_interval": 4,
-    "tie_word_embeddings": True,
-    "eos_token_id": 128001,
-}
-_MISTRAL = {**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "eos_token_id": 2}
-_MIXTRAL = {
-    **_MISTRAL,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1000000.0,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-_QWEN3_MOE = {
-    **_QWEN,
-    "num_key_value_heads": 4,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "decoder_sparse_step": 1,
-}
-_PHI3 = {
-    **_COMMON,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 4096,
-    "rope_type_aliases": {"su": "longrope", "yarn": "longrope"},
-    "eos_token_id": 32000,
-}
-_GEMMA_READS = frozenset(
-    {"attention_bias", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"}
-)
-_BIAS = frozenset({"attention_bias"})
-_WINDOW = frozenset({"sliding_window"})
-
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(
-        "llama",
-        {**_COMMON, "max_position_embeddings": 2048, "eos_token_id": 2},
-        full_only,
-        reads=frozenset({"attention_bias", "mlp_bias"}),
-        own_layer_types=False,
-    ),
-    "MistralForCausalLM": Family(
-        "mistral", {**_MISTRAL, "sliding_window": 4096}, every_layer, reads=_WINDOW, own_layer_types=False
-    ),
-    "Qwen2ForCausalLM": Family("qwen2", _QWEN, qwen, reads=_WINDOW | _BIAS, always_qkv_bias=True),
-    "Qwen3ForCausalLM": Family(
-        "qwen3", {**_QWEN, "head_dim": 128}, qwen, reads=_WINDOW | _BIAS, qk_norm="head"
-    ),
-    "Gemma2ForCausalLM": Family(
-        "gemma2",
-        {**_GEMMA2, "sliding_window_pattern": 2},
-        alternating,
-        reads=_GEMMA_READS,
-        norm_placement="sandwich",
-        is_gemma=True,
-    ),
-    "Gemma3ForCausalLM": Family(
-        "gemma3_text",
-        _GEMMA3,
-        alternating,
-        reads=_GEMMA_READS - {"attn_logit_softcapping"},
-        norm_placement="sandwich",
-        qk_norm="head",
-        is_gemma=True,
-    ),
-    "Phi3ForCausalLM": Family(
-        "phi3", _PHI3, every_layer, reads=_WINDOW | {"partial_rotary_factor"}, own_layer_types=False
-    ),
-    "Olmo2ForCausalLM": Family(
-        "olmo2",
-        {**_COMMON, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id": 50279},
-        full_only,
-        reads=_BIAS,
-        norm_placement="post",
-        qk_norm="full",
-        own_layer_types=False,
-    ),
-    "SmolLM3ForCausalLM": Family(
-        "smollm3", _SMOLLM3, smollm3, reads=frozenset({"attention_bias", "mlp_bias", "sliding_window", "no_rope_layers"})
-    ),
-    "MixtralForCausalLM": Family(
-        "mixtral",
-        _MIXTRAL,
-        every_layer,
-        reads=_WINDOW | {"num_local_experts", "num_experts"},
-        moe=_mixtral_moe,
-        own_layer_types=False,
-    ),
-    "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe",
-        _QWEN3_MOE,
-        every_layer,
-        reads=_WINDOW | _BIAS | {"num_local_experts", "num_experts"},
-        qk_norm="head",
-        moe=_qwen3_moe,
-        own_layer_types=False,
-    ),
-}
+    return layers, limit

@@ -53,12 +53,10 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         try:
             with open(path, "rb") as file:
                 size = file.seek(0, 2)
-                # A private writable mapping: nothing is ever written, but torch wants buffers it could write to.
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
         try:
@@ -79,7 +77,7 @@ class GGUFFile:
 
     def _weights(self, offset: int, num_bytes: int, info: TensorInfo) -> torch.Tensor:
         raw = np.frombuffer(self._data, np.uint8, num_bytes, offset)
-        return dequantize(torch.from_numpy(raw), info.kind)
+        return torch.from_numpy(dequantize(raw, info.kind))
 
 
 class _Cursor:
@@ -107,7 +105,7 @@ class _Cursor:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings, each a 64-bit length and UTF-8. A vocabulary has 100,000: this loop is the time of opening."""
+        """`count` strings, each a 64-bit length and UTF-8. A vocabulary has 100,000: opening spends its time here."""
         data, at, size, unpack = self.data, self.at, self.size, _U64.unpack_from
         found: list[str] = []
         try:

@@ -67,8 +67,13 @@ def _exponents(config: RopeConfig) -> torch.Tensor:
     return torch.arange(0, config.rotary_dim, 2, dtype=torch.float32, device="cpu") / config.rotary_dim
 
 
+def _powers(config: RopeConfig) -> torch.Tensor:
+    """The base to the exponents: float32 [R / 2]."""
+    return torch.pow(config.theta, _exponents(config))
+
+
 def _plain(config: RopeConfig) -> torch.Tensor:
-    return 1.0 / (config.theta ** _exponents(config))
+    return torch.reciprocal(_powers(config))
 
 
 def _dynamic(config: RopeConfig, scaling: Mapping[str, Any], max_model_len: int) -> torch.Tensor:
@@ -76,7 +81,7 @@ def _dynamic(config: RopeConfig, scaling: Mapping[str, Any], max_model_len: int)
     original, factor, dim = scaling["original_max_position_embeddings"], scaling["factor"], config.rotary_dim
     lengths = torch.arange(1, max_model_len + 1, dtype=torch.float32, device="cpu").clamp(min=original)
     stretch = (factor * lengths / original - (factor - 1)) ** (dim / (dim - 2))
-    return 1.0 / ((config.theta * stretch)[:, None] ** _exponents(config))
+    return torch.reciprocal((config.theta * stretch)[:, None] ** _exponents(config))
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
@@ -106,9 +111,8 @@ def _yarn(config: RopeConfig, scaling: Mapping[str, Any]) -> torch.Tensor:
     if low == high:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
-    kept = 1 - ramp
-    powers = config.theta ** _exponents(config)
-    return 1.0 / (scaling["factor"] * powers) * (1 - kept) + 1.0 / powers * kept
+    powers = _powers(config)
+    return torch.reciprocal(scaling["factor"] * powers) * ramp + torch.reciprocal(powers) * (1 - ramp)
 
 
 def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
@@ -129,7 +133,7 @@ def _longrope(config: RopeConfig, scaling: Mapping[str, Any], max_model_len: int
     """Each frequency has a factor of its own (arXiv 2402.13753); the model's length chooses between two sets."""
     is_short = max_model_len <= scaling["original_max_position_embeddings"]
     factors = torch.tensor(scaling["short_factor" if is_short else "long_factor"], dtype=torch.float32, device="cpu")
-    return 1.0 / (factors * config.theta ** _exponents(config))
+    return torch.reciprocal(factors * _powers(config))
 
 
 def _longrope_attention_factor(scaling: Mapping[str, Any]) -> float:

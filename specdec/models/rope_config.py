@@ -28,11 +28,11 @@ def read_rope(facts: Facts, head_dim: int, *, partial: bool) -> RopeConfig:
     parameters = dict(facts.mapping("rope_scaling") or facts.mapping("rope_parameters"))
     nested = [key for key, value in parameters.items() if isinstance(value, Mapping)]
     if nested:
-        raise ValueError(f"{facts.where}: rope parameters per layer type ({', '.join(nested)}) are not supported here")
+        raise ValueError(f"{facts.prefix}rope parameters per layer type ({', '.join(nested)}) are not supported here")
     share = parameters.pop("partial_rotary_factor", facts.get("partial_rotary_factor"))
     share = 1.0 if share is None else share
     if not isinstance(share, int | float) or not 0 < share <= 1 or (share != 1 and not partial):
-        raise ValueError(f"{facts.where}: partial_rotary_factor {share!r} is not supported for this architecture")
+        raise ValueError(f"{facts.prefix}partial_rotary_factor {share!r} is not supported for this architecture")
     return _rope_config(facts, parameters, facts.number("rope_theta"), int(head_dim * share))
 
 
@@ -45,7 +45,7 @@ def read_gemma3_rope(facts: Facts, head_dim: int) -> dict[str, RopeConfig]:
     unknown = set(given) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ValueError(
-            f"{facts.where}: rope_parameters of gemma3 must be given for full_attention and sliding_attention; "
+            f"{facts.prefix}rope_parameters of gemma3 must be given for full_attention and sliding_attention; "
             f"got {', '.join(sorted(unknown))}"
         )
     full = {**(given.get("full_attention") or {}), **facts.mapping("rope_scaling")}
@@ -73,13 +73,13 @@ def extended_limit(max_position_embeddings: int, rope: RopeConfig) -> int:
 def _rope_config(facts: Facts, parameters: dict[str, Any], theta: float, rotary_dim: int) -> RopeConfig:
     """Check one flat set of rope parameters and fill in what it leaves to its defaults."""
     if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"{facts.where}: the rotated part of a head must be even and at least 2; got {rotary_dim}")
-    own = Facts(parameters, {"rope_theta": theta}, f"{facts.where}: rope parameters")
+        raise ValueError(f"{facts.prefix}the rotated part of a head must be even and at least 2; got {rotary_dim}")
+    own = Facts(parameters, {"rope_theta": theta}, f"{facts.prefix}rope parameters")
     theta = own.number("rope_theta")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = facts.defaults.get("rope_type_aliases", {}).get(kind, kind)
     if kind not in ROPE_TYPES:
-        raise ValueError(f"{facts.where}: rope type {kind!r} is not supported (supported: {', '.join(ROPE_TYPES)})")
+        raise ValueError(f"{facts.prefix}rope type {kind!r} is not supported (supported: {', '.join(ROPE_TYPES)})")
     if kind == "default":
         return RopeConfig(theta, rotary_dim)
     for key in _NEEDS[kind]:

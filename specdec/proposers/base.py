@@ -72,7 +72,7 @@ def check_settings(config: SpeculativeConfig) -> Any:
     names = [f.name for f in fields(settings_class)]
     for key in config.settings:
         if key not in names:
-            valid = ["method", "num_speculative_tokens", "rejection_sample_method", *names]
+            valid = ["method", "num_speculative_tokens", "rejection_sample_method", "verifier", *names]
             raise ValueError(unknown_name(f"key of speculative_config for {config.method!r}:", key, valid))
     return settings_class(**config.settings)
 

@@ -9,8 +9,8 @@ The choices come from replaying code and prose as if they were a target's output
 
 - The most recent occurrence, not the first: it keeps up where a text drifts, and never did worse. Looking up again
   inside the draft, instead of copying on, gained nothing.
-- Minimum 2. Single tokens match on most steps, but only one drafted token in ten is then accepted, a loss wherever a
-  drafted row costs; with 2 it is more than two in ten. With 3 a third of the accepted tokens are gone.
+- Minimum 2. Single tokens match on most steps, but of ten tokens drafted so only one or two are accepted, a loss
+  wherever a drafted row costs; with 2 it is two or three. With 3 a third of the accepted tokens are gone.
 - Maximum 4. From 3 to 8 the accepted tokens hardly change, while every length costs time and memory.
 """
 

@@ -1,0 +1,51 @@
+"""Progress of slow preparations on standard error: one line that changes on a terminal, few lines in a log."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+LOG_SECONDS = 10.0
+"""A log is told the same thing with new numbers at most this often."""
+
+ERASE_LINE = "\r\x1b[K"
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """A function that takes lines for a person, each standing in for the one before; the last one stays."""
+    if not sys.stderr.isatty():
+        yield _Log().tell
+        return
+    shown = False
+
+    def tell(line: str) -> None:
+        nonlocal shown
+        shown = True
+        click.echo(f"{ERASE_LINE}specdec: {line}", nl=False, err=True)
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            click.echo(err=True)
+
+
+class _Log:
+    """Passes on what is new, and new numbers only now and then."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._told = 0.0
+
+    def tell(self, line: str) -> None:
+        kind = re.sub(r"\d+", "", line)
+        if kind == self._kind and time.monotonic() - self._told < LOG_SECONDS:
+            return
+        self._kind, self._told = kind, time.monotonic()
+        click.echo(f"specdec: {line}", err=True)

@@ -1,0 +1,250 @@
+"""The loop itself: schedule, execute, commit, propose. No threads, no globals, several in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from specdec.config import EngineConfig
+from specdec.core.block_manager import BlockManager
+from specdec.core.scheduler import Schedule, Scheduler
+from specdec.core.sequence import Sequence
+from specdec.core.stopping import visible_text
+from specdec.engine.requests import Prompt, RequestBuilder, TargetFacts
+from specdec.runner import Runner, StepRecord
+from specdec.step.memory import MemoryPlan
+from specdec.tokenizer import Tokenizer
+from specdec.types import (
+    CompletionOutput,
+    Logprob,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+    SpeculationParams,
+    Verdict,
+)
+
+
+@dataclass
+class _RequestState:
+    """What the engine keeps of a request until its last sample ends."""
+
+    request: Request
+    sequences: list[Sequence]
+    metrics: RequestMetrics
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.is_finished for sequence in self.sequences)
+
+
+class Engine:
+    """Requests in (`add_request`), one step at a time (`step`), outputs out; DESIGN.md section 5 is `step`.
+
+    `from_config` loads a model; the constructor takes the parts, for a model of one's own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        facts: TargetFacts,
+        memory: MemoryPlan,
+        tokenizer: Tokenizer | None = None,
+        load_seconds: float = 0.0,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.memory = memory
+        self.load_seconds = load_seconds
+        self.last_step = StepRecord()
+        self.runner = runner
+        self._requests = RequestBuilder(config, facts, tokenizer, memory.num_blocks * config.block_size)
+        self.scheduler = Scheduler(
+            BlockManager(memory.num_blocks, config.block_size, config.enable_prefix_caching),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self._requests.max_model_len,
+        )
+        self._states: dict[str, _RequestState] = {}
+        self._num_arrivals = 0
+
+    @staticmethod
+    def from_config(config: EngineConfig, progress: Callable[[str], None] | None = None) -> Engine:
+        """Load the model that `config` names and size the KV pool. `progress` receives lines for a person.
+
+        ValueError in one line for whatever is wrong with the configuration or the model's files.
+        """
+        from specdec.engine.build import build_engine
+
+        return build_engine(config, progress)
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, prompt and output together, that the model and the KV pool can hold."""
+        return self._requests.max_model_len
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        speculation: SpeculationParams | None = None,
+    ) -> None:
+        """Queue a request. Lower `priority` is served first; only equal `cache_salt`s share cached prefixes.
+
+        ValueError in one line if the request can never be served as asked; the engine is unchanged then.
+        """
+        if request_id in self._states:
+            raise ValueError(f"request_id {request_id!r} is in use by an unfinished request")
+        request = self._requests.build(
+            request_id,
+            prompt,
+            params if params is not None else SamplingParams(),
+            arrival=self._num_arrivals,
+            priority=priority,
+            cache_salt=cache_salt,
+            speculation=speculation if speculation is not None else SpeculationParams(),
+        )
+        self._num_arrivals += 1
+        samples = [self._new_sequence(request, index) for index in range(request.params.n)]
+        samples[0].forks = samples[1:]
+        self._states[request_id] = _RequestState(request, samples, RequestMetrics(arrival_time=time.monotonic()))
+        self.scheduler.add(samples[0])
+
+    def _new_sequence(self, request: Request, index: int) -> Sequence:
+        sequence = Sequence(request, index, list(request.prompt_token_ids))
+        if self.tokenizer is not None and request.params.detokenize:
+            sequence.text_stream = self.tokenizer.stream(request.params.skip_special_tokens, request.prompt_token_ids)
+        return sequence
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._states)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; outputs of the requests that got tokens or ended, each with all its text so far."""
+        record = self.last_step = StepRecord()
+        with record.time("schedule"):
+            schedule = self.scheduler.schedule()
+        if not schedule.rows:
+            return []
+        record.num_rows = len(schedule.rows)
+        record.num_tokens = sum(row.num_scheduled_tokens for row in schedule.rows)
+        self._mark_scheduled(schedule)
+        verdicts = self.runner.execute(schedule, record)
+        with record.time("commit"):
+            self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
+            ended = [row.sequence for row in schedule.rows if row.sequence.is_finished]
+            for sequence in ended:
+                self.runner.forget(sequence)
+        with record.time("propose"):
+            self._propose(schedule)
+        touched = (
+            row.sequence.request.request_id
+            for row, verdict in zip(schedule.rows, verdicts, strict=True)
+            if verdict.token_ids or verdict.error is not None
+        )
+        return [self._output(request_id) for request_id in dict.fromkeys(touched)]
+
+    def _mark_scheduled(self, schedule: Schedule) -> None:
+        now = time.monotonic()
+        for row in schedule.rows:
+            metrics = self._states[row.sequence.request.request_id].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+
+    def _propose(self, schedule: Schedule) -> None:
+        """Ask for the next drafts of everything that is decoding and may still keep one."""
+        sequences, lengths = [], []
+        for row in schedule.rows:
+            sequence = row.sequence
+            length = min(sequence.request.num_speculative_tokens, sequence.max_draft_length(self.max_model_len))
+            if not sequence.is_finished and sequence.num_uncomputed_tokens == 1 and length:
+                sequences.append(sequence)
+                lengths.append(length)
+        if sequences:
+            for sequence, draft in zip(sequences, self.runner.propose(sequences, lengths), strict=True):
+                sequence.draft = draft
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its last output, or None if there is no such unfinished request."""
+        if request_id not in self._states:
+            return None
+        for sequence in self.scheduler.abort(request_id):
+            self.runner.forget(sequence)
+        return self._output(request_id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while any request holds blocks."""
+        return self.scheduler.blocks.reset_prefix_cache()
+
+    def _decode_logprobs(self, verdict: Verdict) -> Verdict:
+        """Add the tokens' texts to a verdict's log probabilities."""
+        if self.tokenizer is None or (verdict.logprobs is None and verdict.prompt_logprobs is None):
+            return verdict
+        return replace(
+            verdict,
+            logprobs=self._decoded(verdict.logprobs),
+            prompt_logprobs=self._decoded(verdict.prompt_logprobs),
+        )
+
+    def _decoded(self, entries: tuple[dict[int, Logprob], ...] | None) -> tuple[dict[int, Logprob], ...] | None:
+        if entries is None:
+            return None
+        assert self.tokenizer is not None
+        text = self.tokenizer.token_text
+        return tuple({t: replace(value, decoded_token=text(t)) for t, value in entry.items()} for entry in entries)
+
+    def _output(self, request_id: str) -> RequestOutput:
+        """The state of a request; a finished one is forgotten here."""
+        state = self._states[request_id]
+        request, first = state.request, state.sequences[0]
+        now = time.monotonic()
+        if state.metrics.first_token_time is None and any(s.num_output_tokens for s in state.sequences):
+            state.metrics.first_token_time = now
+        if state.is_finished:
+            state.metrics.finished_time = now
+            del self._states[request_id]
+        wants_prompt = request.params.prompt_logprobs is not None
+        verifier = "rejection" if self.config.verifier == "auto" else self.config.verifier
+        return RequestOutput(
+            request_id=request_id,
+            prompt=request.prompt,
+            prompt_token_ids=list(request.prompt_token_ids),
+            outputs=[_completion(sequence) for sequence in state.sequences],
+            finished=state.is_finished,
+            prompt_logprobs=[None, *first.prompt_logprobs] if wants_prompt else None,
+            metrics=replace(state.metrics),
+            num_cached_tokens=first.num_cached_tokens,
+            proposer=request.proposer,
+            verifier="greedy" if request.params.is_greedy else verifier,
+            num_speculative_tokens=request.num_speculative_tokens,
+        )
+
+
+def _completion(sequence: Sequence) -> CompletionOutput:
+    """A copy of a sample's state: what a caller keeps must not change under its hands."""
+    tokens, logprobs = sequence.output_token_ids, None
+    if sequence.request.params.logprobs is not None:
+        logprobs = list(sequence.logprobs)
+    return CompletionOutput(
+        index=sequence.index,
+        text=visible_text(sequence),
+        token_ids=tokens,
+        cumulative_logprob=None
+        if logprobs is None
+        else sum(entry[t].logprob for entry, t in zip(logprobs, tokens, strict=True)),
+        logprobs=logprobs,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        error=sequence.error,
+        speculation=replace(
+            sequence.stats, accepted_per_position=list(sequence.stats.accepted_per_position)
+        ),
+        provenance=list(sequence.provenance),
+    )

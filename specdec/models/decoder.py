@@ -1,0 +1,86 @@
+"""The one decoder: every family is a ModelConfig.
+
+It computes the tokens of a step and writes their keys and values; it knows nothing of requests, prompts, drafts or
+sampling. Prompt chunks, decoding and verification are the same call.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from specdec.kernels import Kernels
+from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.layers import DecoderLayer, Rotation
+from specdec.models.parts import Embedding, Linear, RMSNorm
+from specdec.models.rope import RopeTable
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache, KVLayout
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over a paged KV cache.
+
+    Its parameters are on the meta device until the loader assigns them. `max_model_len` bounds the positions.
+    """
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, max_model_len: int) -> None:
+        super().__init__()
+        self.config = config
+        self.kernels = kernels
+        self.max_model_len = max_model_len
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, kernels)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, kernels) for layer in config.layers)
+        self.norm = RMSNorm(config.hidden_size, config, kernels)
+        self.lm_head = None
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, False, kernels)
+        distinct = _distinct_ropes(config)
+        self.rope_of_layer = [None if layer.rope is None else distinct.index(layer.rope) for layer in config.layers]
+        self.ropes = nn.ModuleList(RopeTable(rope, max_model_len) for rope in distinct)
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """Hidden states of the step's tokens after the final norm, [T, hidden]; their KV goes to the batch's slots."""
+        hidden: torch.Tensor = self.embed(batch.token_ids)
+        rotations: list[Rotation] = [rope(batch.positions) for rope in self.ropes]
+        for i, layer in enumerate(self.layers):
+            rope = self.rope_of_layer[i]
+            rotation = None if rope is None else rotations[rope]
+            hidden = layer(hidden, rotation, batch, kv.keys[i], kv.values[i])
+        out: torch.Tensor = self.norm(hidden)
+        return out
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, hidden], scaled where the family scales."""
+        hidden: torch.Tensor = self.embed_tokens(token_ids)
+        if self.config.embedding_scale is None:
+            return hidden
+        # gemma was trained with the factor rounded to the dtype of the states.
+        return hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item()
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of final hidden states [n, hidden]: [n, vocab], float32 (float64 of a float64 model)."""
+        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        logits = self.kernels.linear(hidden, weight)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        cap = self.config.final_soft_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def kv_layout(self) -> KVLayout:
+        """The KV cache this model needs."""
+        config = self.config
+        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, self.embed_tokens.weight.dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters and the rotary tables."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
+
+def _distinct_ropes(config: ModelConfig) -> list[RopeConfig]:
+    """The rotary embeddings that the layers use, each once."""
+    distinct: list[RopeConfig] = []
+    for layer in config.layers:
+        if layer.rope is not None and layer.rope not in distinct:
+            distinct.append(layer.rope)
+    return distinct

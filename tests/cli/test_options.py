@@ -1,0 +1,109 @@
+"""The surface of the command line is frozen: commands, options and defaults change only together with this table."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import click
+import pytest
+
+from specdec.cli.app import commands
+from specdec.cli.options import GenerateOptions
+
+FLAG = "flag"
+OPTIONS = {
+    "specdec": {"--version": FLAG},
+    "specdec generate": {
+        "[PROMPT]...": None,
+        "--prompts-file": None,
+        "--raw": FLAG,
+        "--system": None,
+        "--model": "smollm2-135m",
+        "--config": None,
+        "--dtype": "auto",
+        "--max-model-len": None,
+        "--proposer": "ngram",
+        "--num-speculative-tokens -k": 4,
+        "--verifier": "auto",
+        "--speculative-config": None,
+        "--temperature": 0.0,
+        "--top-p": 1.0,
+        "--top-k": 0,
+        "--min-p": 0.0,
+        "--seed": None,
+        "--max-tokens": 256,
+        "--stop": "repeatable",
+        "--ignore-eos": FLAG,
+        "--n": 1,
+        "--max-num-seqs": 64,
+        "--max-num-batched-tokens": 2048,
+        "--block-size": 16,
+        "--kv-cache-tokens": None,
+        "--no-prefix-caching": FLAG,
+        "--color": FLAG,
+        "--json": FLAG,
+        "--quiet": FLAG,
+        "-v": FLAG,
+    },
+    "specdec models": {"--json": FLAG},
+    "specdec bench": {},
+    "specdec bench overhead": {"--json": FLAG},
+}
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml")
+
+
+def surface(command: click.Command, name: str) -> dict[str, dict[str, object]]:
+    found = {name: dict(map(describe, command.params))}
+    for child in command.commands.values() if isinstance(command, click.Group) else ():
+        found |= surface(child, f"{name} {child.name}")
+    return found
+
+
+def describe(param: click.Parameter) -> tuple[str, object]:
+    if isinstance(param, click.Argument):
+        return param.make_metavar(click.Context(click.Command("x"))), None
+    assert isinstance(param, click.Option)
+    kind = FLAG if param.is_flag else "repeatable" if param.multiple else None
+    default = param.to_info_dict()["default"]
+    assert not param.is_flag or default is False
+    return " ".join(param.opts), kind or default
+
+
+def test_options_and_defaults_are_the_table() -> None:
+    assert surface(commands, "specdec") == OPTIONS
+
+
+def test_every_option_has_a_help_text_and_a_value_in_the_options_object() -> None:
+    generate = commands.commands["generate"]
+    assert [param.name for param in generate.params] == list(GenerateOptions.__dataclass_fields__)
+    assert all(param.help for param in generate.params if isinstance(param, click.Option))
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["generate", "--help"], ["models", "--help"], ["bench", "--help"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    done = python(
+        "import sys\nfrom specdec.cli import main\n"
+        f"try:\n    main({args})\nexcept SystemExit as exit:\n    code = exit.code\n"
+        f"loaded = [name for name in {HEAVY} if name in sys.modules]\n"
+        "assert not loaded, loaded\nsys.exit(code)"
+    )
+    assert done.returncode == (0 if args else 2), done.stderr
+    assert "Usage: specdec" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"]])
+def test_help_answers_in_time(args: list[str]) -> None:
+    """Under 0.3 s of the processor's time, which hardly depends on what else the machine does; the best of three."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "specdec", *args], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(times) < 0.3

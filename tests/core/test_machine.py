@@ -1,0 +1,159 @@
+"""A hypothesis state machine over the torch-free core: nothing leaks, nothing unverified is shared."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specdec.core.block_manager import BlockManager
+from specdec.core.scheduler import Schedule, Scheduler
+from specdec.core.sequence import Sequence, Status
+from specdec.types import Draft, Request, SamplingParams, Verdict
+
+VOCABULARY = 3
+EOS = 2
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Random requests, schedules and verdicts. `kv` models the cache: slot -> the prefix whose last token it holds."""
+
+    @initialize(
+        num_blocks=st.integers(2, 12),
+        block_size=st.integers(1, 4),
+        max_num_seqs=st.integers(1, 4),
+        spare_budget=st.integers(0, 8),
+        caching=st.booleans(),
+    )
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, spare_budget: int, caching: bool) -> None:
+        self.blocks = BlockManager(num_blocks, block_size, caching)
+        self.scheduler = Scheduler(
+            self.blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + spare_budget,
+            max_model_len=num_blocks * block_size,
+        )
+        self.kv: dict[int, tuple[int, ...]] = {}
+        self.all: list[Sequence] = []
+        self.arrivals = 0
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10),
+        n=st.integers(1, 3),
+        priority=st.integers(0, 2),
+        max_tokens=st.integers(1, 12),
+        salt=st.sampled_from([None, "a"]),
+    )
+    def add(self, prompt: list[int], n: int, priority: int, max_tokens: int, salt: str | None) -> None:
+        prompt = prompt[: self.scheduler.max_model_len - 1]
+        params = SamplingParams(n=n, max_tokens=max_tokens, detokenize=False)
+        self.arrivals += 1
+        request = Request(
+            request_id=str(self.arrivals),
+            prompt_token_ids=tuple(prompt),
+            params=params,
+            seed=0,
+            arrival=self.arrivals,
+            priority=priority,
+            cache_salt=salt,
+            stop_token_ids=frozenset({EOS}),
+            eos_token_ids=frozenset({EOS}),
+        )
+        samples = [Sequence(request, i, list(prompt)) for i in range(n)]
+        samples[0].forks = samples[1:]
+        self.all += samples
+        self.scheduler.add(samples[0])
+
+    @precondition(lambda self: self.scheduler.has_unfinished())
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        schedule = self.scheduler.schedule()
+        assert sum(r.num_scheduled_tokens for r in schedule.rows) <= self.scheduler.max_num_batched_tokens
+        self.write(schedule)
+        verdicts = [self.judge(row, data) for row in schedule.rows]
+        self.scheduler.commit(schedule, verdicts)
+        self.propose(data)
+
+    def judge(self, row, data: st.DataObject) -> Verdict:
+        if not row.reaches_end:
+            return Verdict()
+        if data.draw(st.integers(0, 19)) == 0:
+            return Verdict(error="planned")
+        accepted = data.draw(st.integers(0, row.num_draft_tokens))
+        extra = data.draw(st.integers(0, VOCABULARY - 1))
+        return Verdict((*row.draft.token_ids[:accepted], extra), tuple(range(accepted)))
+
+    def write(self, schedule: Schedule) -> None:
+        """Copy blocks, then write every span; a slot written must belong to this row alone."""
+        size = self.blocks.block_size
+        before = dict(self.kv)
+        for source, destination in schedule.block_copies:
+            for offset in range(size):
+                self.kv.pop(destination * size + offset, None)
+                if source * size + offset in before:
+                    self.kv[destination * size + offset] = before[source * size + offset]
+        owners = {}
+        for row in schedule.rows:
+            sequence = row.sequence
+            content = [*sequence.token_ids, *row.draft.token_ids]
+            for position in range(row.start, row.end):
+                slot = self.slot(sequence, position)
+                assert owners.setdefault(slot, sequence) is sequence, "two rows write one slot"
+                self.kv[slot] = tuple(content[: position + 1])
+            assert self.committed_kv_is_right(sequence, row.start)
+        live = [*self.scheduler.running, *self.scheduler.waiting]
+        for sequence in live:
+            assert self.committed_kv_is_right(sequence, sequence.num_computed_tokens), "a shared block was written"
+
+    def slot(self, sequence: Sequence, position: int) -> int:
+        return sequence.block_table[position // self.blocks.block_size] * self.blocks.block_size + (
+            position % self.blocks.block_size
+        )
+
+    def committed_kv_is_right(self, sequence: Sequence, length: int) -> bool:
+        return all(self.kv[self.slot(sequence, p)] == tuple(sequence.token_ids[: p + 1]) for p in range(length))
+
+    def propose(self, data: st.DataObject) -> None:
+        for sequence in self.scheduler.running:
+            if sequence.num_uncomputed_tokens == 1:
+                draft = data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=4))
+                sequence.draft = Draft(tuple(draft), proposer="random")
+
+    @precondition(lambda self: self.scheduler.has_unfinished())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        unfinished = sorted({s.request.request_id for s in self.all if not s.is_finished})
+        chosen = data.draw(st.sampled_from(unfinished))
+        assert self.scheduler.abort(chosen)
+        assert all(s.is_finished for s in self.all if s.request.request_id == chosen)
+
+    @rule()
+    def reset(self) -> None:
+        idle = not any(s.block_table for s in self.all)
+        assert self.blocks.reset_prefix_cache() == idle
+
+    @invariant()
+    def holds(self) -> None:
+        self.scheduler.check_integrity()
+        for sequence in self.all:
+            if sequence.is_finished:
+                assert not sequence.block_table
+            if sequence.status is Status.RUNNING:
+                assert self.committed_kv_is_right(sequence, sequence.num_computed_tokens)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(2000):
+            if not self.scheduler.has_unfinished():
+                break
+            schedule = self.scheduler.schedule()
+            self.write(schedule)
+            verdicts = [Verdict((0,)) if row.reaches_end else Verdict() for row in schedule.rows]
+            self.scheduler.commit(schedule, verdicts)
+            self.holds()
+        assert not self.scheduler.has_unfinished(), "the queue does not drain"
+        assert self.blocks.num_free_blocks == self.blocks.num_blocks, "a block leaked"
+        assert all(s.is_finished and s.finish_reason for s in self.all)
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,63 @@
+"""The table of proposers and what it says to a wrong name or value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from specdec.config import SpeculativeConfig
+from specdec.proposers.base import PROPOSERS, NoProposer, NoSettings, ProposalInput, build_proposer, check_settings
+from specdec.proposers.ngram import NgramProposer, NgramSettings
+from specdec.types import EMPTY_DRAFT
+from tests.proposers.helpers import make_sequence
+
+
+@pytest.mark.parametrize("method", PROPOSERS)
+def test_every_entry_of_the_table_imports(method: str) -> None:
+    module_name, settings_name, class_name = PROPOSERS[method]
+    module = import_module(module_name)
+    settings_class: Any = getattr(module, settings_name)
+    with pytest.raises(FrozenInstanceError):
+        settings_class().anything = 1
+    assert callable(getattr(module, class_name).propose)
+    assert callable(getattr(module, class_name).forget)
+
+
+def test_build_takes_the_methods_own_settings() -> None:
+    config = SpeculativeConfig("ngram", 4, {"prompt_lookup_max": 7})
+    assert check_settings(config) == NgramSettings(prompt_lookup_max=7)
+    proposer = build_proposer(config)
+    assert isinstance(proposer, NgramProposer)
+    assert proposer.settings.prompt_lookup_max == 7
+
+
+def test_no_proposer_answers_empty_drafts() -> None:
+    proposer = build_proposer(SpeculativeConfig("none"))
+    assert isinstance(proposer, NoProposer)
+    assert check_settings(SpeculativeConfig("none")) == NoSettings()
+    sequences = [make_sequence([1, 2, 1, 2], "a"), make_sequence([3], "b")]
+    assert proposer.propose(sequences, ProposalInput([4, 4])) == [EMPTY_DRAFT, EMPTY_DRAFT]
+    proposer.forget(sequences[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (SpeculativeConfig("ngarm"), ["unknown proposer 'ngarm'", "did you mean 'ngram'?", "none"]),
+        (SpeculativeConfig("ngram", 4, {"prompt_lookup_mx": 3}), ["'prompt_lookup_mx'", "'prompt_lookup_max'?"]),
+        (SpeculativeConfig("ngram", 4, {"num_spec_tokens": 3}), ["'num_spec_tokens'", "'num_speculative_tokens'?"]),
+        (SpeculativeConfig("none", 4, {"prompt_lookup_max": 3}), ["'prompt_lookup_max'", "'none'", "valid: "]),
+        (SpeculativeConfig("ngram", 4, {"prompt_lookup_max": 0}), ["prompt_lookup_max must be", "got 0"]),
+    ],
+)
+def test_wrong_names_and_values_get_one_clear_line(config: SpeculativeConfig, words: list[str]) -> None:
+    for refuse in (check_settings, build_proposer):
+        with pytest.raises(ValueError, match=re.escape(words[0])) as refused:
+            refuse(config)
+        message = str(refused.value)
+        assert "\n" not in message
+        assert all(word in message for word in words), message

@@ -1,0 +1,125 @@
+"""Tokenizers from Hugging Face directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from specdec.tokenizer import Tokenizer
+from tests.tokenizer import helpers
+
+
+def save(directory: Path, **files: Any) -> Path:
+    """A directory with the trained byte-level tokenizer and `files` (name without .json -> content)."""
+    helpers.byte_level_backend().save(str(directory / "tokenizer.json"))
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_same_ids_as_the_tokenizer_that_was_saved(tmp_path: Path) -> None:
+    tokenizer, backend = Tokenizer.from_directory(save(tmp_path)), helpers.byte_level_backend()
+    for text in [*helpers.SENTENCES, "<|user|>x<|end|>"]:
+        assert tokenizer.encode(text) == backend.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == backend.decode(backend.encode(text).ids)
+    assert tokenizer.special_token_ids == {0, 1}
+    assert (tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.chat_template) == ((), None, None)
+
+
+def test_the_tokenizers_own_eos_comes_first_then_the_generation_configs(tmp_path: Path) -> None:
+    config = {"eos_token": {"content": "<|user|>", "lstrip": False}, "bos_token": "<|end|>"}
+    save(tmp_path, tokenizer_config=config, generation_config={"eos_token_id": [0, 1]}, config={"eos_token_id": 9})
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert (tokenizer.eos_token_ids, tokenizer.bos_token_id) == ((1, 0), 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "eos"),
+    [
+        ({"special_tokens_map": {"eos_token": "<|end|>"}}, (0,)),
+        ({"special_tokens_map": {"eos_token": "<|end|>"}, "tokenizer_config": {"eos_token": "<|user|>"}}, (1,)),
+        ({"generation_config": {"eos_token_id": 1}}, (1,)),
+        ({"config": {"eos_token_id": 1}}, (1,)),
+        ({"tokenizer_config": {"eos_token": "absent"}}, ()),
+    ],
+)
+def test_where_eos_is_looked_for(tmp_path: Path, files: dict[str, Any], eos: tuple[int, ...]) -> None:
+    assert Tokenizer.from_directory(save(tmp_path, **files)).eos_token_ids == eos
+
+
+def test_bos_is_added_as_the_post_processor_says(tmp_path: Path) -> None:
+    backend = helpers.byte_level_backend()
+    plain = backend.encode("ab").ids
+    backend.post_processor = processors.TemplateProcessing(single="<|user|> $A", special_tokens=[("<|user|>", 1)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_directory(str(tmp_path))
+    assert tokenizer.encode("ab") == [1, *plain]
+    assert tokenizer.encode("ab", add_special_tokens=False) == plain
+
+
+def test_saved_truncation_and_padding_do_not_touch_prompts(tmp_path: Path) -> None:
+    backend = helpers.byte_level_backend()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "zzzzz"
+    assert Tokenizer.from_directory(tmp_path).encode(text) == helpers.byte_level_backend().encode(text).ids
+    assert len(backend.encode(text).ids) == 8
+
+
+def test_where_the_chat_template_is_looked_for(tmp_path: Path) -> None:
+    save(tmp_path, chat_template={"chat_template": "json"})
+    assert Tokenizer.from_directory(tmp_path).chat_template == "json"
+    save(tmp_path, tokenizer_config={"chat_template": "config"})
+    assert Tokenizer.from_directory(tmp_path).chat_template == "config"
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    save(tmp_path, tokenizer_config={"chat_template": several})
+    assert Tokenizer.from_directory(tmp_path).chat_template == "plain"
+    (tmp_path / "chat_template.jinja").write_text("jinja é", encoding="utf-8")
+    assert Tokenizer.from_directory(tmp_path).chat_template == "jinja é"
+
+
+def test_without_tokenizer_json_transformers_converts(tmp_path: Path) -> None:
+    state = json.loads(helpers.byte_level_backend().to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(state["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, state["merges"])))
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": "<|end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    text = helpers.SENTENCES[1]
+    assert tokenizer.encode(text) == helpers.byte_level_backend().encode(text).ids
+    assert tokenizer.eos_token_ids == (0,)
+
+
+def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"no tokenizer in {tmp_path}: expected tokenizer.json") as refused:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("tokenizer.json", "{", "cannot read the tokenizer in"),
+        ("tokenizer.json", '{"model": {"type": "Nope"}}', "cannot read the tokenizer in"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
+        ("generation_config.json", "[]", "generation_config.json must hold a JSON object"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str, says: str) -> None:
+    save(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=says) as refused:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unreadable_conversion_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=f"cannot read the tokenizer in {tmp_path}") as refused:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(refused.value)
