@@ -243,8 +243,6 @@ def _completion(sequence: Sequence) -> CompletionOutput:
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=sequence.error,
-        speculation=replace(
-            sequence.stats, accepted_per_position=list(sequence.stats.accepted_per_position)
-        ),
+        speculation=replace(sequence.stats, accepted_per_position=list(sequence.stats.accepted_per_position)),
         provenance=list(sequence.provenance),
     )

@@ -183,10 +183,10 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     known = set(vocabulary.of_type(*whole))
     tokens = (vocabulary.tokens[i] for _, i in ranked)
     return [
-        (token[:cut], token[cut:])
+        (left, right)
         for token in tokens
         for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
+        if (left := token[:cut]) in known and (right := token[cut:]) in known
     ]
 
 

@@ -39,7 +39,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For vocabularies of byte strings; what is no UTF-8 becomes U+FFFD, one for each maximal part (Unicode 3.9).
+    """For vocabularies of byte strings; what is no UTF-8 becomes U+FFFD, as Python's "replace" does it.
 
     `leading_spaces` is how many spaces decoding drops at the very beginning of a text: SentencePiece puts one there.
     """

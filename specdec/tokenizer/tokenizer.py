@@ -133,10 +133,8 @@ def _assemble(parts: TokenizerParts) -> Tokenizer:
 
 
 def _why_not_text(text: object) -> str:
+    """What keeps `tokenizers` from reading `text`: it takes strings that can be written as UTF-8."""
     if not isinstance(text, str):
         return f"text must be a string; got {text!r:.100}"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"text must be valid Unicode; it has half a surrogate pair at position {error.start}"
-    return "text cannot be encoded"
+    position = next(i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff")
+    return f"text must be valid Unicode; it has half a surrogate pair at position {position}"

@@ -66,7 +66,9 @@ def test_coupled_has_the_same_bytes(proposer: str, k: int) -> None:
 @given(data=st.data())
 def test_coupled_ignores_mates_chunks_preemption_and_hits(data: st.DataObject) -> None:
     """Any batch, budget, pool, block size and proposer: a seed decides the tokens."""
-    prompts = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20), min_size=1, max_size=5))
+    prompts = data.draw(
+        st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20), min_size=1, max_size=5)
+    )
     params = SamplingParams(temperature=1.0, max_tokens=20, seed=3)
     alone = [plain(params, [prompt])[0].outputs[0].token_ids for prompt in prompts]
     block_size = data.draw(st.integers(1, 5))
@@ -133,7 +135,8 @@ def test_kv_after_rejections_is_that_of_plain_decoding(k: int) -> None:
             engine.step()
         sequence = engine.scheduler.running[0]
         slots = [
-            sequence.block_table[p // engine.config.block_size] * engine.config.block_size + p % engine.config.block_size
+            sequence.block_table[p // engine.config.block_size] * engine.config.block_size
+            + p % engine.config.block_size
             for p in range(sequence.num_computed_tokens)
         ]
         return engine.runner.kv.read(0, torch.tensor(slots))[0].flatten().tolist(), sequence.token_ids
@@ -220,7 +223,8 @@ def rounded(entries):
     if entries is None:
         return None
     return [
-        None if e is None else {t: (round(v.logprob, 9), v.rank, v.decoded_token) for t, v in e.items()} for e in entries
+        None if e is None else {t: (round(v.logprob, 9), v.rank, v.decoded_token) for t, v in e.items()}
+        for e in entries
     ]
 
 

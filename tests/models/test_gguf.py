@@ -85,6 +85,16 @@ CASES: dict[str, tuple[Callable[[], PreTrainedConfig], dict[str, Any]]] = {
         ),
         {"gemma3.attention.sliding_window_pattern": [False, True, False], "gemma3.final_logit_softcapping": 20.0},
     ),
+    "gemma3_all_sliding": (
+        lambda: Gemma3TextConfig(
+            **SHAPE,
+            head_dim=16,
+            sliding_window=10,
+            query_pre_attn_scalar=16,
+            layer_types=["sliding_attention"] * 3,
+        ),
+        {"gemma3.attention.sliding_window_pattern": [True, True, True]},
+    ),
     "gemma3_27b": (
         lambda: Gemma3TextConfig(
             **{**SHAPE, "num_hidden_layers": 62}, head_dim=24, sliding_window=10, query_pre_attn_scalar=16

@@ -50,6 +50,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_tensor("f16", weights[0].astype(np.float16))
     for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0, GGMLQuantizationType.BF16):
         writer.add_tensor(kind.name, quants.quantize(weights[:, 0], kind), raw_dtype=kind)
+    blocks = np.random.default_rng(1).integers(0, 256, (2, 3, 210), dtype=np.uint8)
+    blocks[..., 208:] = np.array([0.5], "<f2").view(np.uint8)
+    writer.add_tensor("Q6_K", blocks, raw_dtype=GGMLQuantizationType.Q6_K)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -220,7 +223,7 @@ def test_a_path_that_cannot_be_read(tmp_path: Path) -> None:
 def test_every_truncation_is_refused(sample: Path, tmp_path: Path) -> None:
     whole = sample.read_bytes()
     last = max(GGUFFile(sample).tensors.values(), key=lambda info: info.offset)
-    for size in (*range(0, 1200), *range(1200, last.offset + last.num_bytes, 97), last.offset + last.num_bytes - 1):
+    for size in (*range(0, 1200), *range(1200, last.offset + last.num_bytes, 131), last.offset + last.num_bytes - 1):
         message = refusal(written(tmp_path, whole[:size]))
         assert "truncated" in message or "not a GGUF file" in message
 

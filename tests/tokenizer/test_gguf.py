@@ -205,6 +205,14 @@ def test_empty_tokens_get_a_name() -> None:
     assert tokenizer.token_text(len(tokens) - 1) == f"[EMPTY_{len(tokens) - 1}]"
 
 
+def test_a_token_outside_the_byte_notation_is_its_text() -> None:
+    """Some vocabularies mark placeholders as ordinary tokens, in plain text."""
+    metadata = byte_level_metadata()
+    tokens = [*metadata["tokenizer.ggml.tokens"], "<a b>", "<漢>"]
+    tokenizer = byte_level(tokens=tokens, token_type=[*metadata["tokenizer.ggml.token_type"], 1, 1])
+    assert tokenizer.decode([len(tokens) - 2, len(tokens) - 1]) == "<a b><漢>"
+
+
 def test_chat_template_comes_along() -> None:
     metadata = byte_level_metadata() | {"tokenizer.chat_template": "{{ messages[0].content }}"}
     tokenizer = Tokenizer.from_gguf(metadata)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from specdec.tokenizer import Tokenizer
 from tests.tokenizer import helpers
@@ -95,10 +97,15 @@ def test_ids_beyond_the_vocabulary_stand_for_nothing(tokenizer: Tokenizer) -> No
     assert {tokenizer.token_text(token) for token in beyond} == {""}
 
 
-def test_vocab_size_counts_ids_not_tokens() -> None:
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models
+def test_a_decoder_that_strips_inside_a_text_is_not_taken_for_sentencepiece() -> None:
+    backend = Backend(models.WordLevel({"▁a": 0, "a▁": 1}, "▁a"))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 0, 1)])
+    assert Tokenizer(backend).decode([0, 1]) == " aa"
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    assert Tokenizer(backend).decode([0, 1]) == "aa "
 
+
+def test_vocab_size_counts_ids_not_tokens() -> None:
     assert Tokenizer(Backend(models.WordLevel({"a": 0, "b": 9}, "a"))).vocab_size == 10
 
 

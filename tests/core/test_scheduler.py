@@ -1,0 +1,194 @@
+"""One budget for prompts, decodes and drafts; order, preemption, forks, and what a commit counts."""
+
+import pytest
+
+from specdec.core.sequence import Status
+from specdec.types import Draft, Verdict
+from tests.core.helpers import make_scheduler, make_sequence, step
+
+
+def spans(schedule) -> dict[str, tuple[int, int, int]]:
+    return {
+        row.sequence.request.request_id: (row.start, row.num_scheduled_tokens, row.num_draft_tokens)
+        for row in schedule.rows
+    }
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_decodes_go_on() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=10)
+    scheduler.add(make_sequence([1] * 3, arrival=0))
+    step(scheduler)
+    scheduler.add(make_sequence([2] * 30, arrival=1))
+    seen = [spans(step(scheduler)) for _ in range(4)]
+    assert [s["r1"][1] for s in seen] == [9, 9, 9, 3]
+    assert all(s["r0"][1] == 1 for s in seen)
+
+
+def test_a_chunk_that_stops_early_takes_no_logits() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler.add(make_sequence([1] * 12))
+    first = scheduler.schedule()
+    assert [row.num_logits for row in first.rows] == [0]
+    scheduler.commit(first, [Verdict()])
+    second = scheduler.schedule()
+    assert [row.num_logits for row in second.rows] == [1]
+
+
+def test_drafts_are_trimmed_before_a_running_sequence_is_left_out() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=6, max_num_seqs=4)
+    for arrival in range(4):
+        scheduler.add(make_sequence([1], arrival=arrival))
+    step(scheduler)
+    for sequence in scheduler.running:
+        sequence.draft = Draft((1, 1, 1), proposer="x")
+    assert spans(step(scheduler)) == {"r0": (1, 3, 2), "r1": (1, 1, 0), "r2": (1, 1, 0), "r3": (1, 1, 0)}
+
+
+def test_drafts_are_trimmed_before_anyone_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=2, block_size=2, max_num_seqs=2, caching=False)
+    for arrival in range(2):
+        scheduler.add(make_sequence([1], arrival=arrival))
+    step(scheduler)
+    for sequence in scheduler.running:
+        sequence.draft = Draft((1, 1, 1), proposer="x")
+    assert spans(step(scheduler)) == {"r0": (1, 1, 0), "r1": (1, 1, 0)}
+    assert scheduler.num_preemptions == 0
+
+
+def test_the_least_urgent_sequence_is_preempted_and_recomputed() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=2, max_num_seqs=3, caching=False)
+    for arrival, priority in ((0, 1), (1, 0), (2, 0)):
+        scheduler.add(make_sequence([1, 1], arrival=arrival, priority=priority))
+    step(scheduler)
+    victim = max(scheduler.running, key=lambda s: s.order)
+    assert victim.request.request_id == "r0"
+    schedule = step(scheduler)
+    assert schedule.preempted == (victim,)
+    assert victim.status is Status.WAITING
+    assert (victim.num_computed_tokens, victim.block_table, victim.draft) == (0, [], Draft())
+    assert set(spans(schedule)) == {"r1", "r2"}
+
+
+def test_waiting_goes_by_priority_then_arrival() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    for arrival, priority in ((0, 1), (1, 0), (2, 0)):
+        scheduler.add(make_sequence([1], arrival=arrival, priority=priority, max_tokens=1))
+    order = []
+    while scheduler.has_unfinished():
+        order += spans(step(scheduler))
+    assert order == ["r1", "r2", "r0"]
+
+
+def test_the_counter_formula_holds_for_chunk_decode_and_draft() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    sequence = make_sequence([1] * 6)
+    scheduler.add(sequence)
+    step(scheduler)
+    assert (sequence.num_computed_tokens, sequence.num_tokens) == (4, 6)
+    step(scheduler)
+    assert (sequence.num_computed_tokens, sequence.num_tokens) == (6, 7)
+    sequence.draft = Draft((2, 3, 4), proposer="x")
+    step(scheduler, token=9, accepted=2)
+    assert (sequence.num_computed_tokens, sequence.num_tokens) == (9, 10)
+    assert sequence.token_ids[-3:] == [2, 3, 9]
+    assert sequence.provenance == ["bonus", "x", "x", "recovered"]
+    assert (sequence.stats.num_drafts, sequence.stats.num_draft_tokens) == (1, 3)
+    assert sequence.stats.accepted_per_position == [1, 1]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_nothing_after_an_accepted_end_is_kept_or_counted(cut: int) -> None:
+    scheduler = make_scheduler()
+    sequence = make_sequence([1], eos=(7,))
+    scheduler.add(sequence)
+    step(scheduler)
+    draft = [2, 2, 2, 2]
+    draft[cut] = 7
+    sequence.draft = Draft(tuple(draft), proposer="x")
+    step(scheduler, token=3, accepted=4)
+    assert sequence.output_token_ids == [1, *[2] * cut, 7]
+    assert sequence.finish_reason == "stop"
+    assert sequence.stats.num_accepted_tokens == sequence.stats.num_draft_tokens == cut + 1
+    assert sequence.provenance == ["bonus", *["x"] * (cut + 1)]
+
+
+def test_drafts_respect_every_length_limit() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4, max_model_len=10)
+    sequence = make_sequence([1] * 6, max_tokens=100)
+    scheduler.add(sequence)
+    step(scheduler)
+    sequence.draft = Draft((1,) * 8, proposer="x")
+    assert spans(scheduler.schedule()) == {"r0": (6, 3, 2)}  # tokens 7, 8 drafted, one more emitted: 10
+    assert make_sequence([1], max_tokens=3).max_draft_length(100) == 2
+
+
+def test_samples_share_the_prompt_and_copy_on_write() -> None:
+    scheduler = make_scheduler(num_blocks=32)
+    samples = [make_sequence([1, 2, 3, 4, 5, 6], index=i, n=3, temperature=1.0, max_tokens=3) for i in range(3)]
+    samples[0].forks = samples[1:]
+    scheduler.add(samples[0])
+    first = step(scheduler)
+    assert sum(row.num_scheduled_tokens for row in first.rows) == 6
+    second = scheduler.schedule()
+    assert [row.num_scheduled_tokens for row in second.rows] == [1, 1, 1]
+    assert len({sample.block_table[0] for sample in samples}) == 1
+    assert len({sample.block_table[1] for sample in samples}) == 3
+    assert len(second.block_copies) == 2  # the last owner may write in place
+    scheduler.commit(second, [Verdict((1,))] * 3)
+    while scheduler.has_unfinished():
+        step(scheduler)
+    assert all(sample.finish_reason == "length" for sample in samples)
+    assert scheduler.blocks.num_free_blocks == 32
+
+
+def test_a_sample_that_ends_with_its_first_token_still_frees_the_others() -> None:
+    scheduler = make_scheduler()
+    samples = [make_sequence([1] * 8, index=i, n=2, temperature=1.0, max_tokens=1) for i in range(2)]
+    samples[0].forks = samples[1:]
+    scheduler.add(samples[0])
+    while scheduler.has_unfinished():
+        step(scheduler)
+    assert [len(sample.output_token_ids) for sample in samples] == [1, 1]
+
+
+def test_an_error_ends_one_row_and_the_others_go_on() -> None:
+    scheduler = make_scheduler()
+    sequences = [make_sequence([1], arrival=i, max_tokens=2) for i in range(2)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    schedule = scheduler.schedule()
+    scheduler.commit(schedule, [Verdict(error="bad logits"), Verdict((1,))])
+    step(scheduler)
+    assert (sequences[0].finish_reason, sequences[0].error) == ("error", "bad logits")
+    assert sequences[1].finish_reason == "length"
+
+
+def test_a_failing_prompt_takes_the_samples_that_wait_for_it() -> None:
+    scheduler = make_scheduler()
+    samples = [make_sequence([1], index=i, n=2, temperature=1.0) for i in range(2)]
+    samples[0].forks = samples[1:]
+    scheduler.add(samples[0])
+    scheduler.commit(scheduler.schedule(), [Verdict(error="bad")])
+    assert [sample.finish_reason for sample in samples] == ["error", "error"]
+    assert not scheduler.has_unfinished()
+
+
+def test_abort_ends_every_sample() -> None:
+    scheduler = make_scheduler()
+    samples = [make_sequence([1] * 3, index=i, n=2, temperature=1.0) for i in range(2)]
+    samples[0].forks = samples[1:]
+    scheduler.add(samples[0])
+    assert scheduler.abort("r0") == samples
+    assert [sample.finish_reason for sample in samples] == ["abort", "abort"]
+    assert scheduler.abort("r0") == []
+    assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+
+
+def test_a_request_that_cannot_start_yet_is_counted_once() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=2, max_num_seqs=2)
+    scheduler.add(make_sequence([1] * 5, max_tokens=3))
+    step(scheduler)
+    scheduler.add(make_sequence([2] * 5, arrival=1, max_tokens=1))
+    while scheduler.has_unfinished():
+        step(scheduler)
+    assert scheduler.num_prefix_queries == 10

@@ -1,0 +1,63 @@
+"""The ragged batch: spans, slots, masks and logits rows, chains and trees."""
+
+import torch
+
+from specdec.core.scheduler import Schedule, ScheduledRow
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache, KVLayout
+from specdec.types import Draft
+from tests.core.helpers import make_sequence
+
+CPU = torch.device("cpu")
+
+
+def sequence(tokens: list[int], table: list[int], computed: int):
+    made = make_sequence(tokens)
+    made.block_table, made.num_computed_tokens = table, computed
+    return made
+
+
+def test_chunk_decode_and_draft_are_one_layout() -> None:
+    chunk = ScheduledRow(sequence([10, 11, 12, 13, 14], [3, 1], 0), 0, 3)
+    decode = ScheduledRow(sequence([20, 21], [2], 1), 1, 1)
+    drafted = ScheduledRow(sequence([30, 31, 32], [5, 0], 2), 2, 3, Draft((40, 41)))
+    batch = Batch.build(Schedule((chunk, decode, drafted)), 4, CPU)
+    assert batch.token_ids.tolist() == [10, 11, 12, 21, 32, 40, 41]
+    assert batch.positions.tolist() == [0, 1, 2, 1, 2, 3, 4]
+    assert batch.slot_mapping.tolist() == [12, 13, 14, 9, 22, 23, 0]
+    assert batch.query_start_loc.tolist() == [0, 3, 4, 7]
+    assert batch.seq_lens.tolist() == [3, 2, 5]
+    assert batch.committed_lens.tolist() == [3, 2, 3]
+    assert batch.block_tables.tolist() == [[3, 1], [2, 0], [5, 0]]
+    assert batch.ancestor_masks.tolist() == [0, 0, 0, 0, 0, 0b01, 0b11]
+    assert batch.logits_indices.tolist() == [3, 4, 5, 6]
+    assert batch.logits_start == (0, 0, 1, 4)
+
+
+def test_a_tree_has_depths_for_positions_and_ancestors_for_masks() -> None:
+    tree = Draft((1, 2, 3, 4), parents=(-1, -1, 0, 2))
+    batch = Batch.build(Schedule((ScheduledRow(sequence([9], [0, 1], 0), 0, 5, tree),)), 4, CPU)
+    assert batch.positions.tolist() == [0, 1, 1, 2, 3]
+    assert batch.ancestor_masks.tolist() == [0, 0b0001, 0b0010, 0b0101, 0b1101]
+
+
+def test_without_drafts_there_are_no_masks() -> None:
+    batch = Batch.build(Schedule((ScheduledRow(sequence([9], [0], 0), 0, 1),)), 4, CPU)
+    assert batch.ancestor_masks is None
+
+
+def test_the_longest_draft_fills_the_mask() -> None:
+    row = ScheduledRow(sequence([9], list(range(17)), 0), 0, 65, Draft((1,) * 64))
+    masks = Batch.build(Schedule((row,)), 4, CPU).ancestor_masks
+    assert masks[-1].item() == -1  # all 64 bits
+
+
+def test_blocks_are_copied_as_if_at_once() -> None:
+    kv = KVCache(KVLayout(2, 1, 1, torch.float32), 4, 2, CPU)
+    for cache in (*kv.keys, *kv.values):
+        cache[:] = torch.arange(4.0).view(4, 1, 1, 1)
+    kv.copy_blocks([(0, 1), (1, 2)])
+    for cache in (*kv.keys, *kv.values):
+        assert cache[:, 0, 0, 0].tolist() == [0.0, 0.0, 1.0, 3.0]
+    keys, values = kv.read(0, torch.tensor([4, 7]))
+    assert keys.flatten().tolist() == values.flatten().tolist() == [1.0, 3.0]
