@@ -1,4 +1,4 @@
-"""From what a user asks to a `Request` that cannot fail for being wrong: everything is checked before any model work."""
+"""From what a user asks to a checked `Request`: whatever is wrong with it is said before any model work."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class RequestBuilder:
             if self.tokenizer is None:
                 raise ValueError("this engine has no tokenizer; give prompt_token_ids")
             return prompt, self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Many) or isinstance(prompt, bytes):
+        if isinstance(prompt, bytes) or not isinstance(prompt, Many):
             raise ValueError(f"a prompt must be text, a list of token ids or a mapping; got {type(prompt).__name__}")
-        return None, list(prompt)
+        return None, [*prompt]
 
     def _check_prompt(self, token_ids: Many[int]) -> None:
         if not token_ids:

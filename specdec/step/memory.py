@@ -86,8 +86,8 @@ def plan_memory(
     if num_blocks < 2:
         fixed = weight_bytes + draft_bytes + activation_bytes + logits_bytes
         raise ValueError(
-            f"no memory is left for the KV cache: {format_bytes(budget_bytes or 0)} are allowed and {format_bytes(fixed)} "
-            "taken; raise gpu_memory_utilization, or lower max_num_seqs or max_num_batched_tokens"
+            f"no memory is left for the KV cache: {format_bytes(budget_bytes or 0)} are allowed and "
+            f"{format_bytes(fixed)} taken; raise gpu_memory_utilization or lower max_num_batched_tokens"
         )
     return MemoryPlan(
         budget_bytes=None if kv_cache_tokens is not None else budget_bytes,

@@ -1,5 +1,7 @@
 """The loop: streaming, cached prompts, stops at every place, several engines in one process."""
 
+from itertools import pairwise
+
 import pytest
 
 from specdec.types import SamplingParams, SpeculationParams
@@ -87,7 +89,7 @@ def test_streamed_text_only_grows_and_never_shows_what_is_cut(k: int) -> None:
     while engine.has_unfinished_requests():
         for output in engine.step():
             seen.append(output.outputs[0].text)
-    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
     assert seen[-1] == "one two three "
 
 

@@ -48,7 +48,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4)
 )
 def test_bad_prompts(prompt, message: str) -> None:
     engine = byte_engine()
-    with pytest.raises(ValueError, match=".") as error:
+    with pytest.raises(ValueError, match=r".") as error:
         engine.add_request("r", prompt, GREEDY)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -58,7 +58,7 @@ def test_bad_prompts(prompt, message: str) -> None:
 def test_a_prompt_longer_than_the_pool_is_refused_with_both_numbers() -> None:
     engine = make_engine(ScriptedModel(random_script(5), 5), kv_cache_tokens=40)
     assert engine.max_model_len == 40
-    with pytest.raises(ValueError, match="the prompt has 40 tokens; .* the KV pool holds at most 40"):
+    with pytest.raises(ValueError, match=r"the prompt has 40 tokens; .* the KV pool holds at most 40"):
         engine.add_request("r", [1] * 40, GREEDY)
 
 

@@ -90,6 +90,11 @@ def test_ties_in_top_p_go_to_the_lowest_ids() -> None:
     assert (out[0] != float("-inf")).nonzero().flatten().tolist() == [0, 1, 2, 3]
 
 
+def test_ties_go_on_behind_the_first_look() -> None:
+    out = _filtered(torch.zeros(1, 4096), [(0, filters.CANDIDATES / 4096, 0.0)])
+    assert (out[0] != float("-inf")).nonzero().flatten().tolist() == list(range(filters.CANDIDATES))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_row_without_possible_tokens_stays_one(case: tuple[int, float, float]) -> None:
     out = _filtered(torch.full((1, VOCAB), float("-inf")), [case])
