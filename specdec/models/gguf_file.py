@@ -76,8 +76,10 @@ class GGUFFile:
         return self._weights(info.offset + index * num_bytes, num_bytes, info).view(info.shape[1:])
 
     def _weights(self, offset: int, num_bytes: int, info: TensorInfo) -> torch.Tensor:
-        raw = np.frombuffer(self._data, np.uint8, num_bytes, offset)
-        return torch.from_numpy(dequantize(raw, info.kind))
+        row_bytes = info.shape[-1] // info.kind.block_size * info.kind.num_bytes if info.shape else num_bytes
+        raw = np.frombuffer(self._data, np.uint8, num_bytes, offset).reshape(-1, row_bytes)
+        weights = dequantize(raw, info.kind)
+        return torch.from_numpy(weights if weights.flags.writeable else weights.copy())
 
 
 class _Cursor:
