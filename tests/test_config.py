@@ -1,0 +1,94 @@
+"""The configuration: refused in one line before any model work, with the nearest valid name."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdec.config import EngineConfig, SpeculativeConfig, cache_dir, unknown_name
+from specdec.proposers.base import check_settings
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modle": "x"}, "unknown config key 'modle'; did you mean 'model'?"),
+        ({"model": ""}, "model must be"),
+        ({"dtype": "fp32"}, "unknown dtype 'fp32'"),
+        ({"verifier": "couple"}, "unknown verifier 'couple'; did you mean 'coupled'?"),
+        ({"max_model_len": 0}, "max_model_len must be a positive integer"),
+        ({"max_num_seqs": 2.0}, "max_num_seqs must be a positive integer"),
+        ({"block_size": True}, "block_size must be a positive integer"),
+        ({"kv_cache_tokens": 16}, "kv_cache_tokens (16) must hold at least two blocks of 16"),
+        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens (8) must be at least max_num_seqs (64)"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be above 0"),
+        ({"gpu_memory_utilization": "half"}, "gpu_memory_utilization must be"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false"),
+        ({"seed": None}, "seed must be an integer"),
+        ({"speculative_config": "ngram"}, "speculative_config must be a mapping or a list of them"),
+        ({"speculative_config": {"num_speculative_tokens": 3}}, "speculative_config needs a method"),
+        ({"speculative_config": {"method": 3}}, "method must be the name of a proposer"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 33}}, "between 0 and 32; got 33"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 9}, "max_num_seqs": 1}
+            | {"max_num_batched_tokens": 9},
+            "do not fit max_num_batched_tokens (9)",
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "rejection_sample_method": "blok"}},
+            "unknown rejection_sample_method 'blok'",
+        ),
+    ],
+)
+def test_bad_options_get_one_line(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        EngineConfig.from_mapping(options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_vllms_dictionary_is_read() -> None:
+    config = EngineConfig.from_mapping(
+        {
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "prompt_lookup_max": 5,
+                "rejection_sample_method": "standard",
+            }
+        }
+    )
+    assert config.speculative == (SpeculativeConfig("ngram", 3, {"prompt_lookup_max": 5}),)
+    assert config.verifier == "rejection"
+
+
+def test_a_list_loads_several_proposers() -> None:
+    config = EngineConfig.from_mapping({"speculative_config": [{"method": "ngram"}, {"method": "none"}]})
+    assert [proposer.method for proposer in config.speculative] == ["ngram", "none"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.name for path in CONFIGS])
+def test_the_shipped_configurations_load(path: Path) -> None:
+    config = EngineConfig.from_mapping(yaml.safe_load(path.read_text()))
+    for proposer in config.speculative:
+        check_settings(proposer)
+
+
+def test_there_is_a_shipped_configuration() -> None:
+    assert CONFIGS
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", "/a/b")
+    assert cache_dir() == Path("/a/b")
+    monkeypatch.delenv("SPECDEC_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert cache_dir() == Path("/c/specdec")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "specdec"
+
+
+def test_no_near_name_no_guess() -> None:
+    assert unknown_name("thing", "zzz", ["abc"]) == "unknown thing 'zzz' (valid: abc)"

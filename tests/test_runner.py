@@ -1,0 +1,38 @@
+"""The runner's border: plain values cross it, draft laws stay."""
+
+import torch
+
+from specdec.runner import StepRecord
+from specdec.types import SamplingParams
+from tests.toys import ScriptedModel, SelfProposer, generate, make_engine, random_script
+
+
+def test_draft_laws_never_leave_the_runner() -> None:
+    model = ScriptedModel(random_script(9), 9)
+    engine = make_engine(model, proposer="self", proposers={"self": SelfProposer(model)})
+    engine.add_request("r", [1, 2], SamplingParams(temperature=1.0, max_tokens=50, seed=1))
+    while engine.has_unfinished_requests():
+        engine.step()
+        for sequence in engine.scheduler.running:
+            assert sequence.draft.draft_probs is None
+            assert isinstance(engine.runner._draft_probs[sequence.key], torch.Tensor) == bool(sequence.draft)
+    assert engine.runner._draft_probs == {}
+
+
+def test_finished_sequences_are_forgotten() -> None:
+    model = ScriptedModel(random_script(9), 9)
+    engine = make_engine(model, proposer="ngram")
+    generate(engine, [[1, 2, 1, 2]], SamplingParams(temperature=1.0, n=3, max_tokens=10))
+    assert engine.runner.proposers["ngram"]._indexes == {}
+
+
+def test_a_record_adds_up_its_stages() -> None:
+    record = StepRecord()
+    with record.time("sample"):
+        pass
+    with record.time("sample"):
+        pass
+    with record.time("forward"):
+        pass
+    assert 0 < record.sample == record.overhead
+    assert record.forward > 0
