@@ -132,7 +132,7 @@ class Runner:
 
     def _with_draft_probs(self, row: ScheduledRow) -> ScheduledRow:
         """Give a draft back the law it was drawn from, which never left this side."""
-        probs = self._draft_probs.pop(row.sequence.key, None)
+        probs = self._draft_probs.get(row.sequence.key)
         if probs is None or not row.num_draft_tokens:
             return row
         return replace(row, draft=replace(row.draft, draft_probs=probs[: row.num_draft_tokens]))
@@ -204,6 +204,7 @@ class Runner:
 
     def _keep_draft_probs(self, sequence: Sequence, draft: Draft) -> Draft:
         if draft.draft_probs is None:
+            self._draft_probs.pop(sequence.key, None)
             return draft
         self._draft_probs[sequence.key] = draft.draft_probs
         return replace(draft, draft_probs=None)
