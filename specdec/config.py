@@ -149,6 +149,8 @@ class EngineConfig:
             if key not in names:
                 raise ValueError(unknown_name("config key", key, names - {"speculative"}))
         values = {key: value for key, value in options.items() if key not in ("speculative_config", "speculative")}
+        if "speculative" in options and "speculative_config" in options:
+            raise ValueError("give speculative_config or speculative, not both")
         given = options.get("speculative_config", options.get("speculative"))
         listed: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
         proposers = []
@@ -161,6 +163,9 @@ class EngineConfig:
             entry = dict(entry)
             verifier = _take_verifier(entry)
             if verifier is not None:
+                stated = values.get("verifier", "auto")
+                if stated not in ("auto", verifier):
+                    raise ValueError(f"the verifier is {stated!r} in one place and {verifier!r} in another; give one")
                 values["verifier"] = verifier
             proposers.append(SpeculativeConfig.from_mapping(entry))
         return EngineConfig(**values, speculative=tuple(proposers))

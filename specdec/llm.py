@@ -107,9 +107,10 @@ class LLM:
 
     def _run(self, ids: Many[str]) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
+        wanted = set(ids)
         while len(finished) < len(ids):
             for output in self.engine.step():
-                if output.finished:
+                if output.finished and output.request_id in wanted:
                     finished[output.request_id] = output
         return [finished[request_id] for request_id in ids]
 

@@ -106,16 +106,12 @@ class Runner:
         rows = tuple(self._with_draft_probs(row) for row in schedule.rows)
         try:
             return self._execute_rows(rows, record)
-        except AssertionError:
-            raise
         except Exception:
             return [self._execute_alone(row, record) for row in rows]
 
     def _execute_alone(self, row: ScheduledRow, record: StepRecord) -> Verdict:
         try:
             return self._execute_rows((row,), record)[0]
-        except AssertionError:
-            raise
         except Exception as error:
             return Verdict(error=f"the step failed: {type(error).__name__}: {error}")
 
@@ -146,7 +142,7 @@ class Runner:
         starts = [start for start, row in zip(batch.logits_start, batch.rows, strict=False) if row.num_logits]
         for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
             wanted = row.params.logprobs
-            if wanted is not None and verdicts[i].error is None:
+            if wanted is not None:
                 verdicts[i] = replace(verdicts[i], logprobs=_logprobs(logits, start, verdicts[i], wanted))
         return verdicts
 
@@ -199,6 +195,10 @@ class Runner:
         for draft, length in zip(drafts, lengths, strict=True):
             if len(draft) > length:
                 raise ValueError(f"a draft of {len(draft)} tokens where at most {length} were asked for")
+            if draft.parents is not None:
+                raise ValueError("a draft that is a tree where only chains can be verified")
+            if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
+                raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
             if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
                 raise ValueError(f"a drafted token id is outside the vocabulary of {self.vocab_size}")
 
@@ -212,11 +212,14 @@ class Runner:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a finished sequence."""
         self._draft_probs.pop(sequence.key, None)
-        for proposer in self.proposers.values():
-            proposer.forget(sequence)
+        for name, proposer in self.proposers.items():
+            try:
+                proposer.forget(sequence)
+            except Exception as error:
+                warnings.warn(f"proposer {name!r} failed to forget a sequence: {error!r}", stacklevel=2)
 
 
 def _logprobs(logits: torch.Tensor, start: int, verdict: Verdict, wanted: int) -> tuple[dict[int, Logprob], ...]:
     """Alternatives at each of a verdict's tokens, from the logits row that its token was chosen from."""
-    indices = [start, *(start + 1 + node for node in verdict.accepted_path)]
+    indices = [start, *(start + 1 + node for node in verdict.accepted_path)][: len(verdict.token_ids)]
     return tuple(token_logprobs(logits[indices], verdict.token_ids, wanted))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this choose the most likely token (vLLM's `_SAMPLING_EPS`)."""
@@ -131,13 +131,12 @@ class SamplingParams:
     @staticmethod
     def _bias(value: Mapping[int, float]) -> dict[int, float]:
         _check(isinstance(value, Mapping), f"logit_bias must map token ids to numbers; got {value!r}")
-        try:
-            bias = {int(token): float(addend) for token, addend in value.items()}
-        except (TypeError, ValueError):
-            raise ValueError(f"logit_bias must map token ids to numbers; got {value!r}") from None
-        for token, addend in bias.items():
+        bias = {}
+        for key, addend in value.items():
+            token = int(key) if isinstance(key, str) and key.isdecimal() else key  # JSON has no other keys
             _check_int("a token id of logit_bias", token, 0)
             _check_number(f"logit_bias[{token}]", addend, -100, 100)
+            bias[token] = float(addend)
         return bias
 
     @property
@@ -147,12 +146,12 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop`, always as a tuple."""
-        return self._strings("stop", self.stop)
+        return tuple(self.stop or ())
 
     @property
     def bad_word_strings(self) -> tuple[str, ...]:
         """`bad_words`, always as a tuple."""
-        return self._strings("bad_words", self.bad_words)
+        return tuple(self.bad_words or ())
 
 
 @dataclass(frozen=True)
@@ -228,6 +227,18 @@ class Draft:
 EMPTY_DRAFT = Draft()
 
 
+class TextStream(Protocol):
+    """Turns one sample's tokens into text as they come; never emits half a character."""
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; may be empty."""
+        ...
+
+    def finish(self) -> str:
+        """What is still held back at the end, with a replacement character for an unfinished one."""
+        ...
+
+
 @dataclass(frozen=True)
 class Logprob:
     """The model's own log probability of a token, before any sampling transform; rank 1 is the likeliest."""
@@ -244,7 +255,8 @@ class Verdict:
     `token_ids` are the accepted draft tokens and then exactly one more (recovered or bonus). `accepted_path` holds the
     accepted draft nodes' indices in order; for a chain, 0 .. num_accepted-1. `logprobs[i]` are the alternatives at
     `token_ids[i]`, where asked for. `prompt_logprobs` belongs to the prompt positions of this step's span: entry i
-    speaks of the token after span position i. `error` ends the sample: the row produced no tokens.
+    speaks of the token after span position i. With an `error` the one more token could not be chosen: the accepted
+    ones stand, as in plain decoding, and then the sample ends.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from specdec.cli.prompts import Prompt
-from specdec.core.sequence import TextStream
-from specdec.types import BONUS, RECOVERED, CompletionOutput, Logprob, RequestOutput, SpeculationStats
+from specdec.types import BONUS, RECOVERED, CompletionOutput, Logprob, RequestOutput, SpeculationStats, TextStream
 
 if TYPE_CHECKING:
     from specdec.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec.core.block_manager import BlockCopy, BlockManager
 from specdec.core.sequence import Sequence, Status
@@ -26,6 +26,11 @@ class ScheduledRow:
     start: int
     num_scheduled_tokens: int
     draft: Draft = EMPTY_DRAFT
+    num_tokens: int = field(init=False)
+    """Committed tokens when the row was scheduled; the sequence itself moves on."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", self.sequence.num_tokens)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -39,7 +44,7 @@ class ScheduledRow:
     @property
     def reaches_end(self) -> bool:
         """Whether the span covers the last committed token, so that a token is emitted."""
-        return self.end - len(self.draft) == self.sequence.num_tokens
+        return self.end - len(self.draft) == self.num_tokens
 
     @property
     def num_logits(self) -> int:
@@ -213,16 +218,24 @@ class Scheduler:
         """Apply a step: count, append, stop, hash, free. `verdicts[i]` belongs to `schedule.rows[i]`."""
         assert len(verdicts) == len(schedule.rows)
         for row, verdict in zip(schedule.rows, verdicts, strict=True):
-            sequence = row.sequence
-            if sequence.is_finished:
-                continue
-            if verdict.error is not None:
-                self.fail(sequence, verdict.error)
-                continue
             self._commit_row(row, verdict)
+
+    def cancel(self, schedule: Schedule) -> None:
+        """Undo a schedule that was not computed: nothing it made writable can be trusted, so it is recomputed."""
+        for row in schedule.rows:
+            if row.sequence.status is Status.RUNNING:
+                self._preempt(row.sequence)
 
     def _commit_row(self, row: ScheduledRow, verdict: Verdict) -> None:
         sequence = row.sequence
+        assert len(verdict.token_ids) == verdict.num_accepted + (row.reaches_end and verdict.error is None)
+        if verdict.error is not None:
+            # What a faulty step left in the cache is not to be trusted: no block is registered, no fork shares it.
+            if self._append(sequence, row.draft, verdict):
+                self._finish(sequence)
+            else:
+                self.fail(sequence, verdict.error)
+            return
         known = len(sequence.prompt_logprobs) - row.start
         sequence.prompt_logprobs.extend((verdict.prompt_logprobs or ())[max(0, known) :])
         if not row.reaches_end:
@@ -247,6 +260,7 @@ class Scheduler:
             sequence.provenance.append(origin)
             if verdict.logprobs is not None:
                 sequence.logprobs.append(verdict.logprobs[kept - 1])
+                sequence.cumulative_logprob += verdict.logprobs[kept - 1][token_id].logprob
             ended = append_token(sequence, token_id, self.max_model_len)
             if ended:
                 break

@@ -8,27 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
-from specdec.types import EMPTY_DRAFT, Draft, Logprob, Request, SpeculationStats
+from specdec.types import EMPTY_DRAFT, Draft, Logprob, Request, SpeculationStats, TextStream
 
 
 class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class TextStream(Protocol):
-    """Turns one sample's tokens into text as they come; never emits half a character."""
-
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; may be empty."""
-        ...
-
-    def finish(self) -> str:
-        """What is still held back at the end, with a replacement character for an unfinished one."""
-        ...
 
 
 @dataclass(eq=False)
@@ -56,6 +43,8 @@ class Sequence:
     provenance: list[str] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    """Of the generated tokens, where `logprobs` were asked for."""
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     """Entry i belongs to prompt token i + 1."""
     finish_reason: str | None = None

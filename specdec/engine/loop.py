@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specdec.config import EngineConfig
 from specdec.core.block_manager import BlockManager
@@ -27,17 +27,22 @@ from specdec.types import (
 )
 
 
-@dataclass
 class _RequestState:
     """What the engine keeps of a request until its last sample ends."""
 
-    request: Request
-    sequences: list[Sequence]
-    metrics: RequestMetrics
+    def __init__(self, request: Request, sequences: list[Sequence]) -> None:
+        self.request = request
+        self.sequences = sequences
+        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.prompt_token_ids = list(request.prompt_token_ids)
+        self.completions = [_completion(sequence) for sequence in sequences]
+        self.num_unfinished = len(sequences)
 
-    @property
-    def is_finished(self) -> bool:
-        return all(sequence.is_finished for sequence in self.sequences)
+    def refresh(self, sequence: Sequence) -> None:
+        """Take over a sample's new state."""
+        if sequence.is_finished and not self.completions[sequence.index].finished:
+            self.num_unfinished -= 1
+        self.completions[sequence.index] = _completion(sequence)
 
 
 class Engine:
@@ -69,6 +74,7 @@ class Engine:
             max_model_len=self._requests.max_model_len,
         )
         self._states: dict[str, _RequestState] = {}
+        self._touched: dict[Sequence, None] = {}  # samples whose change is still to be reported, in order
         self._num_arrivals = 0
 
     @staticmethod
@@ -114,8 +120,8 @@ class Engine:
         self._num_arrivals += 1
         samples = [self._new_sequence(request, index) for index in range(request.params.n)]
         samples[0].forks = samples[1:]
-        self._states[request_id] = _RequestState(request, samples, RequestMetrics(arrival_time=time.monotonic()))
         self.scheduler.add(samples[0])
+        self._states[request_id] = _RequestState(request, samples)
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         sequence = Sequence(request, index, list(request.prompt_token_ids))
@@ -127,29 +133,52 @@ class Engine:
         return bool(self._states)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; outputs of the requests that got tokens or ended, each with all its text so far."""
+        """Compute one step; outputs of the requests that got tokens or ended, each with all its text so far.
+
+        An exception leaves the engine able to go on: a step that was not computed is scheduled again, and what a
+        computed one changed is reported by the next call.
+        """
         record = self.last_step = StepRecord()
         with record.time("schedule"):
             schedule = self.scheduler.schedule()
-        if not schedule.rows:
-            return []
-        record.num_rows = len(schedule.rows)
-        record.num_tokens = sum(row.num_scheduled_tokens for row in schedule.rows)
-        self._mark_scheduled(schedule)
-        verdicts = self.runner.execute(schedule, record)
-        with record.time("commit"):
-            self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
-            ended = [row.sequence for row in schedule.rows if row.sequence.is_finished]
-            for sequence in ended:
-                self.runner.forget(sequence)
-        with record.time("propose"):
-            self._propose(schedule)
-        touched = (
-            row.sequence.request.request_id
-            for row, verdict in zip(schedule.rows, verdicts, strict=True)
-            if verdict.token_ids or verdict.error is not None
-        )
-        return [self._output(request_id) for request_id in dict.fromkeys(touched)]
+        if schedule.rows:
+            record.num_rows = len(schedule.rows)
+            record.num_tokens = sum(row.num_scheduled_tokens for row in schedule.rows)
+            self._mark_scheduled(schedule)
+            try:
+                verdicts = self.runner.execute(schedule, record)
+            except BaseException:
+                self.scheduler.cancel(schedule)
+                raise
+            with record.time("commit"):
+                self._commit(schedule, verdicts)
+            with record.time("propose"):
+                self._propose(schedule)
+        return self._take_outputs()
+
+    def _commit(self, schedule: Schedule, verdicts: list[Verdict]) -> None:
+        self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
+        for row, verdict in zip(schedule.rows, verdicts, strict=True):
+            if verdict.token_ids or verdict.error is not None:
+                self._touched[row.sequence] = None
+        for row in schedule.rows:
+            if row.sequence.is_finished:
+                self.runner.forget(row.sequence)
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        """Outputs of the requests whose samples changed since the last call."""
+        states: dict[str, _RequestState] = {}
+        while self._touched:
+            sequence = next(iter(self._touched))
+            state = self._states[sequence.request.request_id]
+            if sequence.finish_reason == "error":
+                for sample in state.sequences:  # those that waited for its prompt ended with it
+                    state.refresh(sample)
+            else:
+                state.refresh(sequence)
+            states[sequence.request.request_id] = state
+            del self._touched[sequence]
+        return [self._output(state) for state in states.values()]
 
     def _mark_scheduled(self, schedule: Schedule) -> None:
         now = time.monotonic()
@@ -173,11 +202,15 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its last output, or None if there is no such unfinished request."""
-        if request_id not in self._states:
+        state = self._states.get(request_id)
+        if state is None:
             return None
         for sequence in self.scheduler.abort(request_id):
             self.runner.forget(sequence)
-        return self._output(request_id)
+        for sequence in state.sequences:
+            self._touched.pop(sequence, None)
+            state.refresh(sequence)
+        return self._output(state)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while any request holds blocks."""
@@ -200,24 +233,23 @@ class Engine:
         text = self.tokenizer.token_text
         return tuple({t: replace(value, decoded_token=text(t)) for t, value in entry.items()} for entry in entries)
 
-    def _output(self, request_id: str) -> RequestOutput:
+    def _output(self, state: _RequestState) -> RequestOutput:
         """The state of a request; a finished one is forgotten here."""
-        state = self._states[request_id]
-        request, first = state.request, state.sequences[0]
+        request, first, finished = state.request, state.sequences[0], not state.num_unfinished
         now = time.monotonic()
-        if state.metrics.first_token_time is None and any(s.num_output_tokens for s in state.sequences):
+        if state.metrics.first_token_time is None and any(completion.token_ids for completion in state.completions):
             state.metrics.first_token_time = now
-        if state.is_finished:
+        if finished:
             state.metrics.finished_time = now
-            del self._states[request_id]
+            del self._states[request.request_id]
         wants_prompt = request.params.prompt_logprobs is not None
         verifier = "rejection" if self.config.verifier == "auto" else self.config.verifier
         return RequestOutput(
-            request_id=request_id,
+            request_id=request.request_id,
             prompt=request.prompt,
-            prompt_token_ids=list(request.prompt_token_ids),
-            outputs=[_completion(sequence) for sequence in state.sequences],
-            finished=state.is_finished,
+            prompt_token_ids=state.prompt_token_ids,
+            outputs=list(state.completions),
+            finished=finished,
             prompt_logprobs=[None, *first.prompt_logprobs] if wants_prompt else None,
             metrics=replace(state.metrics),
             num_cached_tokens=first.num_cached_tokens,
@@ -229,17 +261,13 @@ class Engine:
 
 def _completion(sequence: Sequence) -> CompletionOutput:
     """A copy of a sample's state: what a caller keeps must not change under its hands."""
-    tokens, logprobs = sequence.output_token_ids, None
-    if sequence.request.params.logprobs is not None:
-        logprobs = list(sequence.logprobs)
+    wants_logprobs = sequence.request.params.logprobs is not None
     return CompletionOutput(
         index=sequence.index,
         text=visible_text(sequence),
-        token_ids=tokens,
-        cumulative_logprob=None
-        if logprobs is None
-        else sum(entry[t].logprob for entry, t in zip(logprobs, tokens, strict=True)),
-        logprobs=logprobs,
+        token_ids=sequence.output_token_ids,
+        cumulative_logprob=sequence.cumulative_logprob if wants_logprobs else None,
+        logprobs=list(sequence.logprobs) if wants_logprobs else None,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=sequence.error,

@@ -66,6 +66,7 @@ class RequestBuilder:
         speculation: SpeculationParams,
     ) -> Request:
         """A checked request; ValueError in one line for whatever cannot be served."""
+        self._check_settings(priority, cache_salt, speculation)
         text, token_ids = self._tokenize(prompt)
         self._check_prompt(token_ids)
         self._check_params(params)
@@ -88,6 +89,15 @@ class RequestBuilder:
             min_tokens_ban=(stops | eos) if params.min_tokens else frozenset(),
             bad_word_ids=self._bad_words(params.bad_word_strings),
         )
+
+    @staticmethod
+    def _check_settings(priority: object, cache_salt: object, speculation: object) -> None:
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise ValueError(f"priority must be an integer (lower is served first); got {priority!r}")
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise ValueError(f"cache_salt must be a non-empty string; got {cache_salt!r}")
+        if not isinstance(speculation, SpeculationParams):
+            raise ValueError(f"speculation must be SpeculationParams; got {type(speculation).__name__}")
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -155,15 +165,15 @@ class RequestBuilder:
         name = speculation.proposer if speculation.proposer is not None else self.default_proposer
         if name not in self.proposers:
             raise ValueError(unknown_name("proposer of this engine", name, self.proposers))
-        length = speculation.num_speculative_tokens
-        if length is None:
-            length = self.proposers[name]
-        if length + 1 > self.config.max_num_batched_tokens:
+        longest, length = self.proposers[name], speculation.num_speculative_tokens
+        if name == "none" or length is None:
+            return name, longest
+        if length > longest:
             raise ValueError(
-                f"num_speculative_tokens ({length}) and the token before them do not fit max_num_batched_tokens "
-                f"({self.config.max_num_batched_tokens})"
+                f"num_speculative_tokens ({length}) is more than this engine has memory for ({longest}); "
+                "give the proposer more in speculative_config"
             )
-        return name, length if name != "none" else 0
+        return name, length
 
     def _seed(self, params: SamplingParams, arrival: int) -> int:
         """The request's own seed; without one, a function of the engine's seed and the request's number."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 NormPlacement = Literal["pre", "post", "sandwich"]
@@ -74,8 +74,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The checkpoint's own dtype."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Facts that only the family's loader needs (names of fused weights and the like)."""
 
     @property
     def num_layers(self) -> int:

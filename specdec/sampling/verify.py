@@ -28,7 +28,8 @@ def verify(logits: torch.Tensor, rows: Sequence[SamplingRow], verifier: str, ker
     """One verdict per sequence from processed logits [L, V]: a row at its last committed token, one per draft node.
 
     Sequences with temperature 0 are verified by argmax, the others by `verifier`. A sequence that gets to a row with
-    no usable law (NaN, infinite, or no possible token) is answered an error; the others do not notice.
+    no usable law (NaN, infinite, or no possible token) keeps what it accepted before and is answered an error; the
+    others do not notice.
     """
     if verifier not in VERIFIERS:
         raise ValueError(unknown_name("verifier", verifier, VERIFIERS))
@@ -119,9 +120,11 @@ def _rejection(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
     tokens, _ = gumbel_argmax(emission_logits(logits, spans, accepted), keys, Stream.RESAMPLE)
     verdicts = []
     for span, count, token, top in zip(spans, accepted, tokens.tolist(), largest, strict=True):
-        walk = _Walk(span, count, list(span.row.draft.token_ids[:count]), list(range(count)))
-        walk.commit(token, top)
-        verdicts.append(walk.verdict())
+        kept = span.row.draft.token_ids[:count]
+        if math.isfinite(top):
+            verdicts.append(Verdict((*kept, token), tuple(range(count))))
+        else:
+            verdicts.append(Verdict(kept, tuple(range(count)), error=_fault(top, span.row.num_tokens + count)))
     return verdicts
 
 
@@ -217,9 +220,7 @@ class _Walk:
         return True
 
     def verdict(self) -> Verdict:
-        if self.error is not None:
-            return Verdict(error=self.error)
-        return Verdict(tuple(self.token_ids), tuple(self.path))
+        return Verdict(tuple(self.token_ids), tuple(self.path), error=self.error)
 
 
 def _child(draft: Draft, row: int, token: int) -> int | None:

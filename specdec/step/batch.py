@@ -32,7 +32,6 @@ class Batch:
     logits_indices: torch.Tensor  # int64 [L]   token rows whose logits are needed, row by row
     rows: tuple[ScheduledRow, ...]
     logits_start: tuple[int, ...]  # [B + 1]   row b owns logits [logits_start[b], logits_start[b + 1])
-    query_lens: tuple[int, ...]  # [B]   host copy, for backends that loop over rows
 
     @property
     def num_tokens(self) -> int:
@@ -77,7 +76,6 @@ class Batch:
             logits_indices=tensor(np.array(logits, np.int64)),
             rows=rows,
             logits_start=tuple(logits_start),
-            query_lens=tuple(row.num_scheduled_tokens for row in rows),
         )
 
 

@@ -109,7 +109,7 @@ def available_host_memory() -> int:
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         if "MemAvailable" in fields:
             candidates.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        candidates.append(int(text))
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
+        candidates.append(max(0, int(text) - int(used.read_text())))
     return min(candidates)

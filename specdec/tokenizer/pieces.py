@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 
-from specdec.tokenizer.stream import ByteStream, NeighbourStream, TextStream
+from specdec.tokenizer.stream import ByteStream, NeighbourStream
+from specdec.types import TextStream
 
 SENTENCEPIECE_SPACE = "▁"
 

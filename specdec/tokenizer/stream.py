@@ -8,21 +8,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-class TextStream(Protocol):
-    """Turns one sample's tokens into text as they come."""
-
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; may be empty."""
-        ...
-
-    def finish(self) -> str:
-        """What is still held back at the end, with a replacement character for an unfinished one."""
-        ...
 
 
 class ByteStream:

@@ -16,7 +16,7 @@ from specdec.tokenizer.directory import parts_from_directory
 from specdec.tokenizer.gguf import parts_from_gguf
 from specdec.tokenizer.parts import TokenizerParts
 from specdec.tokenizer.pieces import detokenizer
-from specdec.tokenizer.stream import TextStream
+from specdec.types import TextStream
 
 if TYPE_CHECKING:
     from jinja2 import Template

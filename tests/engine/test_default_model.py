@@ -59,7 +59,7 @@ def llm(path: Path) -> LLM:
         dtype="float32",
         max_num_seqs=64,
         max_num_batched_tokens=512,
-        speculative_config={"method": "ngram", "num_speculative_tokens": 4},
+        speculative_config={"method": "ngram", "num_speculative_tokens": 8},
     )
 
 

@@ -111,18 +111,19 @@ def test_characters_are_never_split() -> None:
     assert seen[-1] == text
 
 
-def test_k_may_change_and_go_to_nothing_and_back() -> None:
+def test_every_request_has_its_own_k() -> None:
     target = ScriptedModel(looping_script(13, 5), 13)
-    engine = make_engine(target, proposer="oracle", k=3, proposers={"oracle": OracleProposer(target, 9)})
+    engine = make_engine(target, proposer="oracle", k=7, proposers={"oracle": OracleProposer(target, 9)})
     params = SamplingParams(temperature=0, max_tokens=30)
-    jobs = [SpeculationParams(), SpeculationParams("none"), SpeculationParams(num_speculative_tokens=0)]
-    jobs.append(SpeculationParams(num_speculative_tokens=7))
+    jobs = [SpeculationParams(num_speculative_tokens=k) for k in (3, 0)]
+    jobs += [SpeculationParams("none"), SpeculationParams()]
     for i, speculation in enumerate(jobs):
         engine.add_request(str(i), [1, 2], params, speculation=speculation)
     outputs = run(engine)
     assert len({tuple(outputs[str(i)].outputs[0].token_ids) for i in range(4)}) == 1
     assert [outputs[str(i)].num_speculative_tokens for i in range(4)] == [3, 0, 0, 7]
     assert outputs["1"].outputs[0].speculation.num_drafts == 0
+    assert outputs["2"].proposer == "none"
     assert (
         outputs["3"].outputs[0].speculation.mean_acceptance_length
         > outputs["0"].outputs[0].speculation.mean_acceptance_length
@@ -143,6 +144,118 @@ def test_two_engines_in_one_process_do_not_meet() -> None:
             for output in engine.step():
                 done[output.request_id] = output
     assert [tokens([done["r"]]) for done in finished] == solo
+
+
+class Interrupted(ScriptedModel):
+    """Is interrupted at its `when`-th forward pass, before or after writing KV."""
+
+    def __init__(self, when: int, late: bool) -> None:
+        super().__init__(looping_script(13, 5), 13)
+        self.countdown, self.late = when, late
+
+    def forward(self, batch, kv):
+        self.countdown -= 1
+        if self.countdown == 0:
+            if self.late:
+                super().forward(batch, kv)
+            raise KeyboardInterrupt
+        return super().forward(batch, kv)
+
+
+def run_through_interrupts(engine) -> dict:
+    """Go on after every interrupt, as a program with a handler of its own would."""
+    finished = {}
+    for _ in range(1000):
+        if not engine.has_unfinished_requests():
+            return finished
+        try:
+            finished.update((o.request_id, o) for o in engine.step() if o.finished)
+        except KeyboardInterrupt:
+            engine.scheduler.check_integrity()
+    raise AssertionError("the engine does not come to an end")
+
+
+@pytest.mark.parametrize("when", range(1, 7))
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_interrupted_step_is_computed_again(when: int, late: bool, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, n=3 if temperature else 1, seed=2, max_tokens=12)
+    prompts = [[1, 2, 3, 4, 5, 6], [7] * 9]
+    plain = tokens(generate(make_engine(ScriptedModel(looping_script(13, 5), 13)), prompts, params))
+    engine = make_engine(Interrupted(when, late), proposer="ngram", verifier="coupled", max_num_batched_tokens=17)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    finished = run_through_interrupts(engine)
+    assert tokens([finished["0"], finished["1"]]) == plain
+
+
+def test_an_interrupt_while_blocks_are_copied_loses_no_copy(monkeypatch) -> None:
+    params = SamplingParams(temperature=1.0, n=3, seed=2, max_tokens=12)
+    plain = tokens(generate(make_engine(ScriptedModel(random_script(13), 13)), [[1] * 6], params))
+    engine = make_engine(ScriptedModel(random_script(13), 13))
+    copy, interrupts = engine.runner.kv.copy_blocks, iter([True])
+
+    def copy_or_not(copies):
+        if copies and next(interrupts, False):
+            raise KeyboardInterrupt
+        copy(copies)
+
+    monkeypatch.setattr(engine.runner.kv, "copy_blocks", copy_or_not)
+    engine.add_request("r", [1] * 6, params)
+    assert tokens([run_through_interrupts(engine)["r"]]) == plain
+
+
+def test_what_a_step_said_before_an_interrupt_is_reported_by_the_next() -> None:
+    class Interrupting(OracleProposer):
+        def propose(self, sequences, inp):
+            raise KeyboardInterrupt
+
+    target = ScriptedModel(random_script(13), 13)
+    engine = make_engine(target, proposer="oracle", proposers={"oracle": Interrupting(target, 1)})
+    engine.add_request("long", [1], SamplingParams(temperature=0, max_tokens=9))
+    engine.add_request("short", [2], SamplingParams(temperature=0, max_tokens=1))
+    finished = run_through_interrupts(engine)
+    assert len(finished["long"].outputs[0].token_ids) == 9
+    assert len(finished["short"].outputs[0].token_ids) == 1
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+@pytest.mark.parametrize("stop_at", [4, 5, 6])
+def test_runs_that_cross_a_stop_and_the_limit_end_at_the_earlier(k: int, stop_at: int) -> None:
+    target = ScriptedModel(random_script(40), 40)
+    plain = generate(make_engine(target), [[1]], SamplingParams(temperature=0, max_tokens=10))[0].outputs[0].token_ids
+    assert plain.index(plain[stop_at - 1]) == stop_at - 1
+    engine = make_engine(target, proposer="oracle", k=k, proposers={"oracle": OracleProposer(target, k)})
+    params = SamplingParams(temperature=0, max_tokens=5, stop_token_ids=[plain[stop_at - 1]])
+    sample = generate(engine, [[1]], params)[0].outputs[0]
+    assert sample.token_ids == plain[: min(stop_at, 5)]
+    assert sample.finish_reason == ("stop" if stop_at <= 5 else "length")
+
+
+@pytest.mark.parametrize("shared", range(5))
+@pytest.mark.parametrize("proposer", ["none", "ngram"])
+def test_prompts_that_share_exactly_n_blocks_and_then_differ(shared: int, proposer: str) -> None:
+    common, params = [3, 1, 4, 1] * shared, SamplingParams(temperature=0, max_tokens=12)
+    prompts = [[*common, 5, 9, 2, 6], [*common, 6, 5, 3, 5]]
+    target = ScriptedModel(random_script(13, order=30), 13)
+    plain = [tokens(generate(make_engine(target), [prompt], params)) for prompt in prompts]
+    engine = make_engine(target, proposer=proposer)
+    outputs = [generate(engine, [prompt], params) for prompt in prompts]
+    assert [tokens(output) for output in outputs] == plain
+    assert outputs[1][0].num_cached_tokens == 4 * shared
+
+
+def test_acceptance_does_not_depend_on_how_the_prompt_was_chunked() -> None:
+    params, prompt = SamplingParams(temperature=0, max_tokens=40), [1, 2, 3, 1, 2, 3, 1, 2] * 4
+    seen = []
+    for budget in (5, 7, 64):
+        engine = make_engine(
+            ScriptedModel(looping_script(13, 5), 13), proposer="ngram", max_num_seqs=1, max_num_batched_tokens=budget
+        )
+        (output,) = generate(engine, [prompt], params)
+        seen.append((output.outputs[0].speculation, output.outputs[0].provenance))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][0].num_accepted_tokens > 0
 
 
 def test_times_are_ordered_and_steps_recorded() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.types import SamplingParams
+from specdec.types import Draft, SamplingParams
 from tests.toys import (
     EOS,
     OracleProposer,
@@ -116,6 +116,24 @@ def test_the_target_as_its_own_draft_is_accepted_whole(temperature: float, verif
     assert len(output.outputs[0].token_ids) == 200
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert set(output.outputs[0].provenance) == {"self", "bonus"}
+
+
+class Pulsing(SelfProposer):
+    """Drafts nothing for a while, then again."""
+
+    def propose(self, sequences, inp):
+        drafts = super().propose(sequences, inp)
+        return [Draft() if s.num_tokens // 10 % 2 else d for s, d in zip(sequences, drafts, strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafting_may_pause_and_go_on(temperature: float) -> None:
+    target = ScriptedModel(random_script(VOCABULARY), VOCABULARY)
+    engine = make_engine(target, proposer="self", k=3, proposers={"self": Pulsing(target)})
+    (output,) = generate(engine, [[1, 2, 3]], SamplingParams(temperature=temperature, max_tokens=100, seed=5))
+    stats = output.outputs[0].speculation
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert stats.num_drafts < 25
 
 
 def test_a_draft_never_right_is_never_accepted() -> None:

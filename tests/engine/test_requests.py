@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.types import SamplingParams, SpeculationParams
+from specdec.types import EMPTY_DRAFT, Draft, SamplingParams, SpeculationParams
 from tests.toys import (
     EOS,
+    OracleProposer,
     RandomProposer,
     ScriptedModel,
     byte_tokenizer,
@@ -22,7 +23,9 @@ from tests.toys import (
 
 def byte_engine(**options):
     model = ScriptedModel(random_script(258), 258, max_model_len=64)
-    return make_engine(model, tokenizer=byte_tokenizer(), eos=[EOS], kv_cache_tokens=128, **options)
+    return make_engine(
+        model, tokenizer=byte_tokenizer(), eos=[EOS], kv_cache_tokens=128, **{"proposer": "none", **options}
+    )
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -81,10 +84,32 @@ def test_unknown_proposers_and_long_drafts_are_refused() -> None:
     engine = byte_engine(proposer="ngram", max_num_batched_tokens=16)
     with pytest.raises(ValueError, match=r"unknown proposer of this engine 'ngra'; did you mean 'ngram'\?"):
         engine.add_request("r", "a", GREEDY, speculation=SpeculationParams("ngra"))
-    with pytest.raises(ValueError, match="do not fit max_num_batched_tokens"):
+    with pytest.raises(
+        ValueError, match=r"num_speculative_tokens \(16\) is more than this engine has memory for \(4\)"
+    ):
         engine.add_request("r", "a", GREEDY, speculation=SpeculationParams(num_speculative_tokens=16))
     with pytest.raises(ValueError, match="between 0 and 32"):
         SpeculationParams(num_speculative_tokens=33)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": "high"}, "priority must be an integer"),
+        ({"priority": math.nan}, "priority must be an integer"),
+        ({"priority": None}, "priority must be an integer"),
+        ({"cache_salt": 5}, "cache_salt must be a non-empty string"),
+        ({"cache_salt": ""}, "cache_salt must be a non-empty string"),
+        ({"speculation": {"proposer": "none"}}, "speculation must be SpeculationParams; got dict"),
+        ({"params": {"n": 1}}, "sampling parameters must be SamplingParams; got dict"),
+    ],
+)
+def test_settings_of_the_wrong_kind_leave_the_engine_as_it_was(options: dict, message: str) -> None:
+    engine = byte_engine()
+    engine.add_request("a", [1], GREEDY)
+    with pytest.raises(ValueError, match=message):
+        engine.add_request("b", [1], **{"params": GREEDY, **options})
+    assert set(run(engine)) == {"a"}
 
 
 def test_the_greedy_verifier_refuses_sampling() -> None:
@@ -146,17 +171,49 @@ def test_bad_logits_end_the_request_and_not_the_engine(temperature: float, value
     assert engine.scheduler.blocks.num_free_blocks == engine.scheduler.blocks.num_blocks
 
 
+@pytest.mark.parametrize("correct", range(5))
+@pytest.mark.parametrize(("temperature", "verifier"), [(0.0, "auto"), (1.0, "coupled")])
+def test_what_was_said_before_a_fault_does_not_depend_on_the_draft(
+    correct: int, temperature: float, verifier: str
+) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=20, seed=6)
+    healthy = random_script(20)
+
+    def script(prefix):
+        return healthy(prefix) * (math.nan if len(prefix) >= 9 else 1.0)
+
+    (plain,) = generate(make_engine(ScriptedModel(script, 20)), [[1, 2]], params)
+    target = ScriptedModel(script, 20)
+    engine = make_engine(
+        target, proposer="oracle", proposers={"oracle": OracleProposer(target, correct)}, verifier=verifier
+    )
+    (output,) = generate(engine, [[1, 2]], params)
+    sample = output.outputs[0]
+    assert sample.finish_reason == "error"
+    assert sample.token_ids == plain.outputs[0].token_ids
+    assert len(sample.token_ids) == 7
+    assert sample.error == plain.outputs[0].error
+    again = generate(engine, [[1, 2]], params)[0]
+    assert again.outputs[0].token_ids == sample.token_ids
+
+
 class Stumbling(ScriptedModel):
-    """Raises on any batch that holds a row beginning with 9."""
+    """Raises on any batch that holds a row beginning with 9, before or after the KV is written."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__(random_script(20), 20)
+        self.late = late
 
     def forward(self, batch, kv):
+        hidden = super().forward(batch, kv) if self.late else None
         if any(row.sequence.token_ids[0] == 9 for row in batch.rows):
             raise RuntimeError("out of luck")
-        return super().forward(batch, kv)
+        return super().forward(batch, kv) if hidden is None else hidden
 
 
-def test_a_row_that_breaks_the_step_is_found_and_ended_alone() -> None:
-    engine = make_engine(Stumbling(random_script(20), 20), proposer="ngram")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_row_that_breaks_the_step_is_found_and_ended_alone(late: bool) -> None:
+    engine = make_engine(Stumbling(late), proposer="ngram")
     outputs = generate(engine, [[1, 2], [9, 2], [3, 4]], GREEDY)
     assert [o.outputs[0].finish_reason for o in outputs] == ["length", "error", "length"]
     assert outputs[1].outputs[0].error == "the step failed: RuntimeError: out of luck"
@@ -171,19 +228,41 @@ class Broken:
         self.how = how
 
     def propose(self, sequences, inp):
-        from specdec.types import Draft
-
         if self.how == "raises":
             raise RuntimeError("no idea")
         if self.how == "few":
             return []
+        if self.how == "tree":
+            return [Draft((1, 2), parents=(-1, -1), proposer="broken") for _ in inp.lengths]
+        if self.how == "law":
+            return [Draft((1, 2), draft_probs=torch.ones(2, 3), proposer="broken") for _ in inp.lengths]
         return [Draft((1,) * (n + 1) if self.how == "long" else (99,), proposer="broken") for n in inp.lengths]
 
     def forget(self, sequence):
         pass
 
 
-@pytest.mark.parametrize("how", ["raises", "few", "long", "outside"])
+class Clinging(Broken):
+    """Cannot let go."""
+
+    def __init__(self) -> None:
+        super().__init__("few")
+
+    def propose(self, sequences, inp):
+        return [EMPTY_DRAFT] * len(sequences)
+
+    def forget(self, sequence):
+        raise RuntimeError("never")
+
+
+def test_a_proposer_that_cannot_forget_costs_nothing_else() -> None:
+    engine = make_engine(ScriptedModel(random_script(20), 20), proposer="broken", proposers={"broken": Clinging()})
+    with pytest.warns(UserWarning, match="failed to forget"):
+        (output,) = generate(engine, [[1, 2]], GREEDY)
+    assert output.finished
+
+
+@pytest.mark.parametrize("how", ["raises", "few", "long", "outside", "tree", "law"])
 def test_a_broken_proposer_costs_its_drafts_and_no_request(how: str) -> None:
     engine = make_engine(ScriptedModel(random_script(20), 20), proposer="broken", proposers={"broken": Broken(how)})
     with pytest.warns(UserWarning, match="proposer 'broken' failed and gives no draft"):
@@ -208,7 +287,8 @@ def test_abort_returns_what_was_said_and_frees_everything() -> None:
 
 
 ANY_PARAMS = st.builds(
-    lambda **o: SamplingParams(**o),
+    lambda n, **o: SamplingParams(n=n if o["temperature"] else 1, **o),
+    n=st.integers(1, 3),
     temperature=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
@@ -237,9 +317,11 @@ ANY_PARAMS = st.builds(
     verifier=st.sampled_from(["rejection", "coupled"]),
 )
 def test_mixed_batches_of_any_parameters_come_to_an_end(jobs, verifier: str) -> None:
-    engine = byte_engine(proposer="ngram", verifier=verifier)
+    engine = byte_engine(proposer="ngram", k=6, verifier=verifier)
     for i, (prompt, params, k) in enumerate(jobs):
-        engine.add_request(str(i), prompt, params, speculation=SpeculationParams(num_speculative_tokens=k))
+        speculation = SpeculationParams("none" if k == 5 else None, k)
+        salt = "x" if k == 3 else None
+        engine.add_request(str(i), prompt, params, priority=k % 2, cache_salt=salt, speculation=speculation)
     outputs = run(engine)
     assert len(outputs) == len(jobs)
     for i, (prompt, params, _) in enumerate(jobs):
