@@ -61,7 +61,7 @@ Examples:
 provenance has one list for each output: for each token the proposer that
 drafted it, "recovered" or "bonus". The counts are those of all outputs
 together. logprobs is null, and prompt_logprobs is left out, unless the
-prompt's line asks for them.
+prompt's line asks for them. An output that failed also has "error".
 
 \b
 Exit codes: 0 all well; 1 a request failed while running; 2 bad input;

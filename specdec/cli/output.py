@@ -147,7 +147,7 @@ def sample_text(prompt: Prompt, output: RequestOutput, tokenizer: Tokenizer | No
 
 
 def as_json(index: int, output: RequestOutput, load_seconds: float) -> dict[str, Any]:
-    """The object that `--json` prints. `prompt_logprobs` is in it only where the prompt's line asked for them."""
+    """The object that `--json` prints. `prompt_logprobs` and `error` are in it only where there are any."""
     fields: dict[str, Any] = {
         "index": index,
         "prompt_token_ids": output.prompt_token_ids,
@@ -158,6 +158,7 @@ def as_json(index: int, output: RequestOutput, load_seconds: float) -> dict[str,
                 "finish_reason": sample.finish_reason,
                 "stop_reason": sample.stop_reason,
                 "logprobs": None if sample.logprobs is None else [_logprobs(entry) for entry in sample.logprobs],
+                **({} if sample.error is None else {"error": sample.error}),
             }
             for sample in output.outputs
         ],

@@ -12,13 +12,13 @@ from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine.loop import Engine
 from specdec.engine.requests import TargetFacts, check_proposers
 from specdec.kernels import Kernels, choose_backend
-from specdec.models.config import ModelConfig
+from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
 from specdec.models.gguf import GGUFCheckpoint
 from specdec.models.hub import resolve
 from specdec.models.loader import Checkpoint, load_model, open_checkpoint
 from specdec.proposers.base import Proposer, build_proposer, check_settings
-from specdec.runner import Runner, TargetModel
+from specdec.runner import PROMPT_LOGITS_CHUNK, Runner, TargetModel
 from specdec.step.kv_cache import KVCache
 from specdec.step.memory import available_host_memory, plan_memory
 from specdec.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
         max_model_len=model.max_model_len,
         eos_token_ids=frozenset(checkpoint.config.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
         weight_bytes=model.weight_bytes,
-        activation_bytes=activation_bytes(checkpoint.config, config.max_num_batched_tokens, model),
+        activation_bytes=activation_bytes(model, config.max_num_batched_tokens),
     )
     engine = assemble(config, model, facts, tokenizer, kernels=kernels, device=device)
     engine.load_seconds = time.monotonic() - start
@@ -57,11 +57,15 @@ def load_tokenizer(path: Path, checkpoint: Checkpoint) -> Tokenizer:
     return Tokenizer.from_directory(path)
 
 
-def activation_bytes(model: ModelConfig, num_tokens: int, decoder: Decoder) -> int:
-    """An upper bound of a step's intermediate tensors: a few hidden states, one layer's projections and its MLP."""
-    element = decoder.kv_layout().dtype.itemsize
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return num_tokens * element * (6 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
+def activation_bytes(model: Decoder, num_tokens: int) -> int:
+    """An upper bound of a step's intermediate tensors: a few hidden states, one layer's projections and MLP, the
+    scores of one chunk of queries, and the logits of one chunk of a prompt."""
+    config, element = model.config, model.kv_layout().dtype.itemsize
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    inner = max(layer.moe.intermediate_size if layer.moe else config.intermediate_size for layer in config.layers)
+    states = num_tokens * element * (6 * config.hidden_size + 3 * heads + 3 * inner)
+    scores = 3 * min(num_tokens, QUERY_CHUNK) * model.max_model_len * config.num_heads * max(4, element)
+    return states + scores + 2 * PROMPT_LOGITS_CHUNK * config.vocab_size * 4
 
 
 def assemble(

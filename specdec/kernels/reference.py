@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+QUERY_CHUNK = 256
+"""Queries of one row that attend at once: bounds the memory of their scores."""
+
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return F.linear(x, weight, bias)
@@ -76,13 +79,20 @@ def paged_attention(
     starts, lengths, committed = query_start_loc.tolist(), seq_lens.tolist(), committed_lens.tolist()
     block_size = key_cache.shape[1]
     for b, length in enumerate(lengths):
-        rows = slice(starts[b], starts[b + 1])
         blocks = block_tables[b, : -(-length // block_size)].long()
         keys = key_cache[blocks].flatten(0, 1)[:length].to(query.dtype)  # [length, G, D]
         values = value_cache[blocks].flatten(0, 1)[:length].to(query.dtype)
-        masks = None if ancestor_masks is None else ancestor_masks[rows]
-        visible = visible_entries(positions[rows], masks, length, committed[b], sliding_window)
-        out[rows] = _attend(query[rows], keys, values, visible, scale, soft_cap)
+        own = slice(starts[b], starts[b + 1])
+        masks = None if ancestor_masks is None else ancestor_masks[own]
+        visible = visible_entries(positions[own], masks, length, committed[b], sliding_window)
+        # A masked score still multiplies its value by 0: a draft node that is not a number must not reach the others.
+        sound = bool(keys[committed[b] :].isfinite().all() and values[committed[b] :].isfinite().all())
+        chunk = QUERY_CHUNK if sound else 1
+        for first in range(0, own.stop - own.start, chunk):
+            seen = visible[first : first + chunk]
+            rows = slice(own.start + first, own.start + first + len(seen))
+            k, v = (keys, values) if sound else (keys[seen[0]], values[seen[0]])
+            out[rows] = _attend(query[rows], k, v, seen if sound else seen[:, seen[0]], scale, soft_cap)
     return out
 
 

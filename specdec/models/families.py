@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from specdec.config import unknown_name
+from specdec.config import DTYPES, unknown_name
 from specdec.models.config import LayerConfig, ModelConfig
 from specdec.models.facts import Facts
 from specdec.models.family_table import FAMILIES, OPTIONAL, Family
@@ -21,7 +21,6 @@ ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _WRAPPERS = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 """Checkpoints with more than a text model: the text part alone is read."""
@@ -32,6 +31,14 @@ def model_config(config: Mapping[str, Any], where: str | None = "config.json") -
 
     Raises ValueError naming the architecture, layer kind or key that is not supported or not right.
     """
+    try:
+        return _model_config(config, where)
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        # JSON of a shape that no config has: a number for a list, a list for a name.
+        raise ValueError(f"{'' if where is None else f'{where}: '}a value is of the wrong kind: {error}") from error
+
+
+def _model_config(config: Mapping[str, Any], where: str | None) -> ModelConfig:
     whole = Facts(config, {}, where)
     architecture = _architecture(whole)
     text = _text_part(whole) if architecture in _WRAPPERS else config
@@ -131,8 +138,8 @@ def _dtype(facts: Facts) -> str:
     """The dtype the checkpoint says it is in, under its new or its old name."""
     name = facts.get("dtype") or facts.get("torch_dtype") or "float32"
     short = name.removeprefix("torch.") if isinstance(name, str) else name
-    if short not in DTYPES:
-        raise ValueError(f"{facts.prefix}dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
+    if short not in DTYPES or short == "auto":
+        raise ValueError(f"{facts.prefix}dtype {name!r} is not supported (supported: {', '.join(DTYPES[1:])})")
     return str(short)
 
 

@@ -102,7 +102,14 @@ def _filled(facts: Facts, own: Facts, kind: str, rotary_dim: int) -> dict[str, A
     if kind == "longrope":
         for key in ("short_factor", "long_factor"):
             factors = scaling.get(key)
-            if not isinstance(factors, list) or len(factors) != rotary_dim // 2:
-                raise own.wrong(key, f"a list of {rotary_dim // 2} numbers")
+            if not isinstance(factors, list) or len(factors) != rotary_dim // 2 or not all(map(_is_positive, factors)):
+                raise own.wrong(key, f"a list of {rotary_dim // 2} numbers above 0")
+    for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"):
+        if scaling.get(key) is not None and not isinstance(scaling[key], int | float):
+            raise own.wrong(key, "a number")
     Facts(scaling, {}, own.where).number("factor")
     return scaling
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

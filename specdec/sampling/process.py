@@ -156,10 +156,13 @@ def _add_bias(block: torch.Tensor, bias: Mapping[int, float]) -> None:
 
 
 def _ban_bad_words(block: torch.Tensor, row: SamplingRow, paths: Sequence[tuple[int, ...]]) -> None:
-    """Ban the last token of a bad word where the tokens before it, committed or drafted, are the rest of the word."""
+    """Ban the last token of a bad word where the output before it, drafted tokens included, is the rest of the word.
+
+    As in vLLM, a word that begins in the prompt does not count.
+    """
     words = [word for word in row.bad_word_ids if word]
     reach = max((len(word) for word in words), default=1) - 1
-    tail = tuple(row.token_ids[max(0, row.num_tokens - reach) :])
+    tail = tuple(row.token_ids[max(row.num_prompt_tokens, row.num_tokens - reach) :])
     for i, path in enumerate(paths):
         before = tail + path
         banned = [word[-1] for word in words if _ends_with(before, word[:-1])]

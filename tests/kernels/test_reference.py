@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
@@ -68,11 +69,26 @@ def signed(mask: int) -> int:
     return mask - (1 << 64) if mask >> 63 else mask
 
 
-@given(st.lists(rows(), min_size=1, max_size=4), st.sampled_from([None, 1, 3, 8]), st.sampled_from([None, 2.0]))
+@pytest.fixture(params=[3, 256])
+def chunk(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Few queries at once, or all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "QUERY_CHUNK", request.param)
+        yield
+
+
+@pytest.mark.usefixtures("chunk")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(rows(), min_size=1, max_size=4),
+    st.sampled_from([None, 1, 3, 8]),
+    st.sampled_from([None, 2.0]),
+    st.booleans(),
+)
 def test_paged_attention_equals_a_loop_over_queries(
-    batch: list[Row], window: int | None, soft_cap: float | None
+    batch: list[Row], window: int | None, soft_cap: float | None, faulty: bool
 ) -> None:
-    """Blocks lie shuffled; every slot that no row owns is NaN."""
+    """Blocks lie shuffled; every slot that no row owns is NaN, and if `faulty` so is every row's last draft node."""
     torch.manual_seed(len(batch))
     lengths = [row.committed + len(row.parents) for row in batch]
     counts = [-(-length // BLOCK) for length in lengths]
@@ -84,7 +100,10 @@ def test_paged_attention_equals_a_loop_over_queries(
         tables[b, : counts[b]] = torch.tensor([blocks.pop() for _ in range(counts[b])])
         slots = torch.tensor([int(tables[b, e // BLOCK]) * BLOCK + e % BLOCK for e in range(length)])
         shape = (length, KV_HEADS, HEAD_DIM)
-        reference.write_kv(torch.randn(shape).double(), torch.randn(shape).double(), keys, values, slots)
+        key, value = torch.randn(shape).double(), torch.randn(shape).double()
+        if faulty and batch[b].parents:
+            key[-1], value[-1] = math.inf, math.nan
+        reference.write_kv(key, value, keys, values, slots)
     sizes = [row.queries + len(row.parents) for row in batch]
     query = torch.randn(sum(sizes), HEADS, HEAD_DIM, dtype=torch.float64)
     has_draft = any(row.parents for row in batch)
@@ -107,7 +126,10 @@ def test_paged_attention_equals_a_loop_over_queries(
         for i in range(sizes[b]):
             slots = [int(tables[b, e // BLOCK]) * BLOCK + e % BLOCK for e in row.seen_by(i, window)]
             expected = _one_query(query[at], keys.view(-1, KV_HEADS, HEAD_DIM)[slots], values, slots, soft_cap)
-            assert torch.allclose(out[at], expected, atol=1e-12, rtol=0)
+            if faulty and row.parents and i >= row.queries and lengths[b] - 1 in row.seen_by(i, window):
+                assert out[at].isnan().any()
+            else:
+                assert torch.allclose(out[at], expected, atol=1e-12, rtol=0)
             at += 1
 
 

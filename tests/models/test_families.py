@@ -240,3 +240,32 @@ def test_what_is_not_supported_is_refused_by_name(architecture: str, facts: dict
 def test_a_file_that_names_no_known_architecture_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"architecture|model_type"):
         model_config(config)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_types": 5},
+        {"hidden_act": ["x"]},
+        {"rope_scaling": {"rope_type": ["x"]}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0, "short_factor": ["a"] * 4, "long_factor": [1] * 4}},
+        {"architectures": [5]},
+        {"max_position_embeddings": 1e400, "rope_scaling": {"rope_type": "linear", "factor": 1e308}},
+    ],
+)
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "llama"])
+def test_values_of_the_wrong_kind_are_one_line(change: dict, model_type: str) -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    config = {"model_type": model_type, "vocab_size": 10, "head_dim": 8, "max_position_embeddings": 64, **sizes}
+    refused = refusal({**config, **change})
+    assert refused is None or (refused.startswith("config.json: ") and "\n" not in refused)
+
+
+def refusal(config: dict) -> str | None:
+    """Why a config is refused; None if it is read."""
+    try:
+        model_config(config)
+    except ValueError as error:
+        return str(error)
+    return None

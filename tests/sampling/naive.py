@@ -23,7 +23,7 @@ def process_row(logits: Sequence[float], row: SamplingRow, path: Sequence[int]) 
         out = [x if token in params.allowed_token_ids else -INF for token, x in enumerate(out)]
     for word in row.bad_word_ids:
         rest = len(word) - 1
-        if rest <= len(context) and context[len(context) - rest :] == list(word[:-1]):
+        if rest <= len(output) and output[len(output) - rest :] == list(word[:-1]):
             out[word[-1]] = -INF
     if len(output) < params.min_tokens:
         for token in row.min_tokens_ban:

@@ -144,8 +144,8 @@ def test_bad_words_match_across_committed_and_drafted_tokens() -> None:
     assert [row.nonzero().flatten().tolist() for row in banned] == [[6], [4, 6], [5, 6]]
 
 
-def test_bad_words_longer_than_the_context_do_not_match() -> None:
-    row = sampling_row(SamplingParams(temperature=0), (1,), 1, bad_word_ids=((9, 1, 2), (1, 3)))
+def test_bad_words_begin_in_the_output() -> None:
+    row = sampling_row(SamplingParams(temperature=0), (9, 1), 1, bad_word_ids=((9, 1, 2), (1, 3), (8, 9, 1, 4)))
     banned = process_logits(torch.zeros(1, VOCAB), [row]) == float("-inf")
     assert banned.nonzero().tolist() == [[0, 3]]
 

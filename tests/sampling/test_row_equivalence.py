@@ -132,7 +132,8 @@ def _random_params(generator: random.Random) -> SamplingParams:
 def _banned(row: SamplingRow, before: Sequence[int]) -> set[int]:
     """The tokens that no parameter set lets through after the tokens `before`."""
     params = row.params
-    banned = {word[-1] for word in row.bad_word_ids if tuple(before[len(before) - len(word) + 1 :]) == word[:-1]}
+    output = tuple(before[row.num_prompt_tokens :])
+    banned = {word[-1] for word in row.bad_word_ids if len(word) == 1 or output[-len(word) + 1 :] == word[:-1]}
     if params.allowed_token_ids is not None:
         banned |= set(range(VOCAB)) - set(params.allowed_token_ids)
     return banned | (row.min_tokens_ban if len(before) - row.num_prompt_tokens < params.min_tokens else set())
