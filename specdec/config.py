@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specdec.types import MAX_SPECULATIVE_TOKENS
+from specdec.types import GREEDY_TEMPERATURE, MAX_SPECULATIVE_TOKENS
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -21,10 +21,25 @@ VERIFIERS = ("auto", "greedy", "rejection", "coupled")
 
 
 def cache_dir() -> Path:
-    """Where fetched models are kept: SPECDEC_CACHE, else XDG_CACHE_HOME/specdec, else ~/.cache/specdec."""
-    if explicit := os.environ.get("SPECDEC_CACHE"):
-        return Path(explicit).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
+    """Where fetched models are kept: SPECDEC_CACHE, else XDG_CACHE_HOME/specdec, else ~/.cache/specdec.
+
+    ValueError where that is below the home directory of a user who has none.
+    """
+    explicit = os.environ.get("SPECDEC_CACHE")
+    folder = Path(explicit or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "specdec"))
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home directory for {folder}; set SPECDEC_CACHE to a folder for models") from None
+
+
+def check_verifier(verifier: str, temperature: float) -> None:
+    """ValueError if `verifier` cannot serve requests of this temperature: greedy verification samples nothing."""
+    if verifier == "greedy" and temperature >= GREEDY_TEMPERATURE:
+        raise ValueError(
+            f"the verifier 'greedy' needs temperature 0, got {temperature:g}; "
+            "use 'rejection' or 'coupled' for sampling"
+        )
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
@@ -49,6 +64,8 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise ValueError(f"speculative_config: method must be the name of a proposer; got {self.method!r}")
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(f"speculative_config: settings must be a mapping; got {self.settings!r}")
         k = self.num_speculative_tokens
         if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= MAX_SPECULATIVE_TOKENS:
             raise ValueError(
@@ -98,10 +115,13 @@ class EngineConfig:
             raise ValueError(unknown_name("verifier", self.verifier, VERIFIERS))
         self._check_integers()
         share = self.gpu_memory_utilization
-        if not isinstance(share, int | float) or not 0 < share <= 1:
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1; got {share!r}")
         if not isinstance(self.enable_prefix_caching, bool):
             raise ValueError(f"enable_prefix_caching must be true or false; got {self.enable_prefix_caching!r}")
+        listed = self.speculative
+        if not isinstance(listed, tuple) or not all(isinstance(entry, SpeculativeConfig) for entry in listed):
+            raise ValueError(f"speculative must be a tuple of SpeculativeConfig; got {listed!r}")
         self._check_budget()
 
     def _check_integers(self) -> None:
@@ -144,6 +164,8 @@ class EngineConfig:
         `speculative_config` (or `speculative`) is one proposer's mapping or a list of them; `verifier` and vLLM's
         `rejection_sample_method` ("standard") may stand in it.
         """
+        if not isinstance(options, Mapping):
+            raise ValueError(f"an engine configuration must be a mapping; got {options!r}")
         names = {f.name for f in fields(EngineConfig)} | {"speculative_config"}
         for key in options:
             if key not in names:

@@ -68,6 +68,8 @@ class LLM:
         priorities or speculation settings must be as long as the list of prompts. ValueError before anything runs if
         any of them is wrong.
         """
+        if self.engine.has_unfinished_requests():
+            raise ValueError("the engine has unfinished requests of its own; finish or abort them first")
         listed = _prompt_list(prompts)
         count = len(listed)
         params = _broadcast("sampling_params", sampling_params, SamplingParams(), count)
@@ -76,11 +78,11 @@ class LLM:
         ids: list[str] = []
         try:
             for i in range(count):
-                request_id = str(self._num_requests)
+                self._num_requests += 1
+                request_id = f"llm-{self._num_requests}"
                 self.engine.add_request(
                     request_id, listed[i], params[i], priority=priorities[i], speculation=settings[i]
                 )
-                self._num_requests += 1
                 ids.append(request_id)
             return self._run(ids)
         except BaseException:
@@ -96,21 +98,22 @@ class LLM:
         speculation: SpeculationParams | Many[SpeculationParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or a list of them, through the model's chat template."""
+        if not isinstance(messages, Many) or isinstance(messages, str | bytes):
+            raise ValueError(f"messages must be a list of messages; got {type(messages).__name__}")
         if not messages:
             raise ValueError("messages is empty; give at least one {'role': 'user', 'content': ...}")
         conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise ValueError("this engine has no tokenizer, and so no chat template")
-        prompts = [{"prompt_token_ids": tokenizer.apply_chat_template(list(turns))} for turns in conversations]
+        prompts = [{"prompt_token_ids": tokenizer.apply_chat_template(turns)} for turns in conversations]
         return self.generate(prompts, sampling_params, speculation=speculation)
 
     def _run(self, ids: Many[str]) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        wanted = set(ids)
         while len(finished) < len(ids):
             for output in self.engine.step():
-                if output.finished and output.request_id in wanted:
+                if output.finished:
                     finished[output.request_id] = output
         return [finished[request_id] for request_id in ids]
 
@@ -119,6 +122,8 @@ def _prompt_list(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
     """One prompt (a list of integers is one) becomes a list of one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Many) or isinstance(prompts, bytes):
+        raise ValueError(f"prompts must be text, token ids, a mapping or a list of these; got {type(prompts).__name__}")
     if prompts and all(isinstance(entry, int) for entry in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

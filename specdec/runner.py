@@ -199,6 +199,8 @@ class Runner:
                 raise ValueError("a draft that is a tree where only chains can be verified")
             if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
                 raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
+            if not all(type(token_id) is int for token_id in draft.token_ids):
+                raise ValueError("a drafted token id is not an integer")
             if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
                 raise ValueError(f"a drafted token id is outside the vocabulary of {self.vocab_size}")
 

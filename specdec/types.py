@@ -7,6 +7,7 @@ in a process that never loads a model. Names, fields and defaults follow vLLM (s
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ def _check_int(name: str, value: object, low: int, high: int | None = None) -> N
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     ok = ok and (low < value if open_low else low <= value) and value <= high  # type: ignore[operator]
     border = "above" if open_low else "at least"
     span = f"{border} {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
@@ -126,6 +127,8 @@ class SamplingParams:
         strings = (value,) if isinstance(value, str) else value
         ok = isinstance(strings, Sequence) and all(isinstance(s, str) and s for s in strings)
         _check(ok, f"{name} must be a non-empty string or a list of them; got {value!r}")
+        whole = not any("\ud800" <= char <= "\udfff" for text in strings for char in text)
+        _check(whole, f"{name} must be valid Unicode, without halves of surrogate pairs; got {value!r}")
         return tuple(strings)
 
     @staticmethod

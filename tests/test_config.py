@@ -27,6 +27,12 @@ CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
         ({"gpu_memory_utilization": "half"}, "gpu_memory_utilization must be"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false"),
         ({"seed": None}, "seed must be an integer"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization must be"),
+        ({"speculative": (), "speculative_config": None}, "give speculative_config or speculative, not both"),
+        (
+            {"verifier": "coupled", "speculative_config": {"method": "ngram", "verifier": "rejection"}},
+            "the verifier is 'coupled' in one place and 'rejection' in another",
+        ),
         ({"speculative_config": "ngram"}, "speculative_config must be a mapping or a list of them"),
         ({"speculative_config": {"num_speculative_tokens": 3}}, "speculative_config needs a method"),
         ({"speculative_config": {"method": 3}}, "method must be the name of a proposer"),
@@ -47,6 +53,19 @@ def test_bad_options_get_one_line(options: dict, message: str) -> None:
         EngineConfig.from_mapping(options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("speculative", [5, [SpeculativeConfig()], ({"method": "ngram"},)])
+def test_speculative_is_a_tuple_of_configurations(speculative: object) -> None:
+    with pytest.raises(ValueError, match="speculative must be a tuple of SpeculativeConfig"):
+        EngineConfig(speculative=speculative)
+
+
+def test_wrong_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match="an engine configuration must be a mapping"):
+        EngineConfig.from_mapping(5)
+    with pytest.raises(ValueError, match="settings must be a mapping"):
+        SpeculativeConfig("ngram", 4, 5)
 
 
 def test_vllms_dictionary_is_read() -> None:

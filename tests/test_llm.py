@@ -78,12 +78,30 @@ def test_a_bad_prompt_stops_the_call_before_it_starts_and_leaves_nothing(llm: LL
     assert llm.generate("fine", SamplingParams(max_tokens=1))[0].finished
 
 
+@pytest.mark.parametrize("prompts", [5, None, b"ab", torch.tensor([1, 2])])
+def test_prompts_of_the_wrong_kind(llm: LLM, prompts: object) -> None:
+    with pytest.raises(ValueError, match="prompts must be text, token ids, a mapping or a list of these; got"):
+        llm.generate(prompts)
+
+
+def test_requests_of_others_are_not_swallowed(llm: LLM) -> None:
+    llm.engine.add_request("own", "a", SamplingParams(max_tokens=1))
+    with pytest.raises(ValueError, match="unfinished requests of its own"):
+        llm.generate("a")
+    assert llm.engine.abort("own").finished
+    assert llm.generate("a", SamplingParams(max_tokens=1))[0].finished
+
+
 def test_chat_goes_through_the_template(llm: LLM) -> None:
     turns = [{"role": "user", "content": "hi"}]
     params = SamplingParams(temperature=0, max_tokens=3)
     (one,) = llm.chat(turns, params)
     assert one.prompt_token_ids == llm.engine.tokenizer.encode("[user]hi>")
     assert len(llm.chat([turns, turns], params)) == 2
+    with pytest.raises(ValueError, match="messages must be a list of messages; got int"):
+        llm.chat(5, params)
+    with pytest.raises(ValueError, match="messages"):
+        llm.chat([5], params)
     with pytest.raises(ValueError, match="messages is empty"):
         llm.chat([], params)
     with pytest.raises(ValueError, match="messages"):

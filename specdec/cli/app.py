@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
 import click
 
 from specdec import __version__
 from specdec.cli.bench import bench
-from specdec.cli.errors import BROKEN_PIPE, INTERRUPTED, say
+from specdec.cli.errors import BAD_INPUT, BROKEN_PIPE, OUTPUT_FAILED, BadInput, say, silence, tell
 from specdec.cli.generate import BuildEngine, generate
 from specdec.cli.models import models
 
@@ -43,16 +40,11 @@ commands = click.Group(
 )
 
 
-def main(args: Sequence[str] | None = None, *, build_engine: BuildEngine | None = None) -> NoReturn:
-    """Run the command line and exit with its code.
-
-    `args` None takes the process's own. `build_engine` replaces how `generate` makes its engine from the checked
-    configuration: a program that wraps another engine, or a test, gives its own.
-    """
-    sys.exit(_exit_code(list(sys.argv[1:] if args is None else args), build_engine))
-
-
-def _exit_code(args: list[str], build_engine: BuildEngine | None) -> int:
+def exit_code(args: list[str], build_engine: BuildEngine | None) -> int:
+    """Run the command that `args` name; whatever goes wrong has been said on standard error. Ctrl-C is the caller's."""
+    if sys.stdout is None:
+        say("error: cannot write the output: standard output is closed")
+        return OUTPUT_FAILED
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character must not end the run.
@@ -64,17 +56,21 @@ def _exit_code(args: list[str], build_engine: BuildEngine | None) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
+        tell(f"{error.format_message()}\n")
         return error.exit_code
     except click.ClickException as error:
         say(f"error: {error.format_message()}{_where_to_look(error)}")
         return error.exit_code
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        _silence_stdout()
-        return BROKEN_PIPE
+    except BadInput as error:
+        say(f"error: {error}")
+        return BAD_INPUT
+    except OSError as error:
+        # Whatever is read is read under `bad_input`: this was a write to standard output.
+        silence(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
+        say(f"error: cannot write the output: {error.strerror or error}")
+        return OUTPUT_FAILED
     return 0
 
 
@@ -83,11 +79,3 @@ def _where_to_look(error: click.ClickException) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f" (see `{error.ctx.command_path} --help`)"
     return ""
-
-
-def _silence_stdout() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's own flush at exit stays quiet."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from specdec.cli.errors import bad_input
+
 
 @click.command(
     short_help="List the models that have a short name.",
@@ -16,18 +18,19 @@ import click
 def models(as_json: bool) -> None:
     from specdec.models.hub import list_aliases
 
-    found = [
-        {
-            "name": alias.name,
-            "description": alias.description,
-            "licence": alias.licence,
-            "size": alias.size,
-            "source": f"PyPI, {alias.package}",
-            "path": str(alias.path),
-            "cached": cached is not None,
-        }
-        for alias, cached in list_aliases()
-    ]
+    with bad_input():
+        found = [
+            {
+                "name": alias.name,
+                "description": alias.description,
+                "licence": alias.licence,
+                "size": alias.size,
+                "source": f"PyPI, {alias.package}",
+                "path": str(alias.path),
+                "cached": cached is not None,
+            }
+            for alias, cached in list_aliases()
+        ]
     if as_json:
         click.echo(json.dumps(found))
         return

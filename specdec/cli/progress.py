@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
+from specdec.cli.errors import say, tell
 
 LOG_SECONDS = 10.0
 """A log is told the same thing with new numbers at most this often."""
@@ -19,21 +19,21 @@ ERASE_LINE = "\r\x1b[K"
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
     """A function that takes lines for a person, each standing in for the one before; the last one stays."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _Log().tell
         return
     shown = False
 
-    def tell(line: str) -> None:
+    def replace(line: str) -> None:
         nonlocal shown
         shown = True
-        click.echo(f"{ERASE_LINE}specdec: {line}", nl=False, err=True)
+        tell(f"{ERASE_LINE}specdec: {line}")
 
     try:
-        yield tell
+        yield replace
     finally:
         if shown:
-            click.echo(err=True)
+            tell("\n")
 
 
 class _Log:
@@ -48,4 +48,4 @@ class _Log:
         if kind == self._kind and time.monotonic() - self._told < LOG_SECONDS:
             return
         self._kind, self._told = kind, time.monotonic()
-        click.echo(f"specdec: {line}", err=True)
+        say(line)

@@ -82,10 +82,12 @@ def assemble(
     device = device if device is not None else torch.device("cpu")
     layout = model.kv_layout()
     longest = max([0, *check_proposers(config).values()])
+    available = available_host_memory()
     memory = plan_memory(
         layout,
         block_size=config.block_size,
-        budget_bytes=int(available_host_memory() * config.gpu_memory_utilization) + facts.weight_bytes,
+        available_bytes=available,
+        budget_bytes=int(available * config.gpu_memory_utilization) + facts.weight_bytes,
         kv_cache_tokens=config.kv_cache_tokens,
         max_useful_tokens=config.max_num_seqs * facts.max_model_len,
         weight_bytes=facts.weight_bytes,

@@ -106,6 +106,8 @@ class Engine:
 
         ValueError in one line if the request can never be served as asked; the engine is unchanged then.
         """
+        if not isinstance(request_id, str) or not request_id:
+            raise ValueError(f"request_id must be a non-empty string; got {request_id!r}")
         if request_id in self._states:
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request")
         request = self._requests.build(
@@ -202,9 +204,9 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its last output, or None if there is no such unfinished request."""
-        state = self._states.get(request_id)
-        if state is None:
+        if not isinstance(request_id, str) or request_id not in self._states:
             return None
+        state = self._states[request_id]
         for sequence in self.scheduler.abort(request_id):
             self.runner.forget(sequence)
         for sequence in state.sequences:

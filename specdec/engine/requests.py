@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from specdec.config import EngineConfig, unknown_name
+from specdec.config import EngineConfig, check_verifier, unknown_name
 from specdec.tokenizer import Tokenizer
 from specdec.types import Request, SamplingParams, SpeculationParams
 
@@ -154,11 +154,7 @@ class RequestBuilder:
                 raise ValueError(f"{name} must be at most the vocabulary's size, {self.facts.vocab_size}; got {value}")
         if (params.stop_strings or params.bad_word_strings) and self.tokenizer is None:
             raise ValueError("stop strings and bad_words need a tokenizer; use stop_token_ids and logit_bias instead")
-        if self.config.verifier == "greedy" and not params.is_greedy:
-            raise ValueError(
-                f"the verifier 'greedy' needs temperature 0, got {params.temperature:g}; "
-                "use 'rejection' or 'coupled' for sampling"
-            )
+        check_verifier(self.config.verifier, params.temperature)
 
     def _speculation(self, speculation: SpeculationParams) -> tuple[str, int]:
         """The proposer's name and the longest draft of a request."""

@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, False, kernels)
-        distinct = _distinct_ropes(config)
+        distinct = distinct_ropes(config)
         self.rope_of_layer = [None if layer.rope is None else distinct.index(layer.rope) for layer in config.layers]
         self.ropes = nn.ModuleList(RopeTable(rope, max_model_len) for rope in distinct)
 
@@ -77,7 +77,7 @@ class Decoder(nn.Module):
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
 
 
-def _distinct_ropes(config: ModelConfig) -> list[RopeConfig]:
+def distinct_ropes(config: ModelConfig) -> list[RopeConfig]:
     """The rotary embeddings that the layers use, each once."""
     distinct: list[RopeConfig] = []
     for layer in config.layers:

@@ -5,6 +5,7 @@ Knows nothing of what the keys mean.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +32,13 @@ class Facts:
         """The value as it stands; None where neither the file nor the family has one."""
         return self.values[key] if key in self.values else self.defaults.get(key)
 
-    def integer(self, key: str, low: int = 1) -> int:
-        """An integer of at least `low`, or a ValueError."""
+    def integer(self, key: str, low: int = 1, high: int = 2**30) -> int:
+        """An integer from `low` to `high` (no size of a real model is larger), or a ValueError."""
         value = self.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise self.wrong(key, f"an integer of at least {low}")
+        if value > high:
+            raise self.wrong(key, f"at most {high}")
         return value
 
     def optional_integer(self, key: str, low: int = 1) -> int | None:
@@ -43,9 +46,9 @@ class Facts:
         return None if self.get(key) is None else self.integer(key, low)
 
     def number(self, key: str) -> float:
-        """A number above 0, or a ValueError."""
+        """A finite number above 0, or a ValueError."""
         value = self.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self.wrong(key, "a number above 0")
         return float(value)
 

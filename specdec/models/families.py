@@ -46,6 +46,7 @@ def _model_config(config: Mapping[str, Any], where: str | None) -> ModelConfig:
     family = FAMILIES[architecture]
     facts = Facts(text, family.defaults, where)
     _refuse_unknown(facts, family, architecture)
+    facts.integer("num_hidden_layers", high=10_000)
     heads = facts.integer("num_attention_heads")
     hidden_size = facts.integer("hidden_size")
     head_dim = facts.optional_integer("head_dim") or hidden_size // heads

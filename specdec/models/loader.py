@@ -17,9 +17,11 @@ from torch import nn
 from specdec.config import DTYPES, unknown_name
 from specdec.kernels import Kernels
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import Decoder
+from specdec.models.decoder import Decoder, distinct_ropes
+from specdec.models.rope import rope_table_bytes
 from specdec.models.safetensors_file import HuggingFaceCheckpoint
 from specdec.models.weights import WeightPlan, plan_weights
+from specdec.step.memory import available_host_memory, format_bytes
 
 __all__ = ["Checkpoint", "HuggingFaceCheckpoint", "load_model", "open_checkpoint"]
 
@@ -66,6 +68,10 @@ def load_model(
     ValueError, as are tensors that are missing, unused or of the wrong shape (all listed in one).
     """
     config = _with_actual_ties(checkpoint)
+    if config.num_layers > len(checkpoint.names()):
+        raise ValueError(
+            f"the config has {config.num_layers} layers, but the checkpoint only {len(checkpoint.names())} tensors"
+        )
     decoder = Decoder(config, kernels, _model_len(config, max_model_len))
     plan = plan_weights(config, checkpoint.names())
     _check_tensors(decoder, plan, checkpoint)
@@ -94,7 +100,15 @@ def _model_len(config: ModelConfig, asked: int | None) -> int:
     limit = config.max_position_embeddings
     if asked is not None and asked > limit:
         raise ValueError(f"max_model_len ({asked}) is larger than the {limit} positions this model reaches")
-    return limit if asked is None else asked
+    length = limit if asked is None else asked
+    tables = sum(rope_table_bytes(rope, length) for rope in distinct_ropes(config))
+    available = available_host_memory()
+    if tables > available:
+        raise ValueError(
+            f"positions up to {length} need {format_bytes(tables)} of rotary tables, and {format_bytes(available)} are "
+            "free; give a smaller max_model_len"
+        )
+    return length
 
 
 def _torch_dtype(name: str) -> torch.dtype:

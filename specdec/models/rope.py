@@ -43,6 +43,11 @@ class RopeTable(nn.Module):
         return self.cos[positions], self.sin[positions]
 
 
+def rope_table_bytes(config: RopeConfig, max_model_len: int) -> int:
+    """Bytes of a `RopeTable`, before it is built."""
+    return 2 * max_model_len * (config.rotary_dim // 2) * 4
+
+
 def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
     """Angular frequencies, float32 [R / 2] or, where they depend on the position, [max_model_len, R / 2]; and the
     factor of cosines and sines. Formulas: transformers' `modeling_rope_utils`."""

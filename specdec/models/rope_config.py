@@ -23,6 +23,10 @@ _NEEDS = {
 }
 
 
+LONGEST = 2**30
+"""No model reaches further, whatever its file says."""
+
+
 def read_rope(facts: Facts, head_dim: int, *, partial: bool) -> RopeConfig:
     """The one rotary embedding of a model; `partial` says whether its family can rotate a part of each head."""
     parameters = dict(facts.mapping("rope_scaling") or facts.mapping("rope_parameters"))
@@ -64,9 +68,10 @@ def extended_limit(max_position_embeddings: int, rope: RopeConfig) -> int:
     """
     scaling = rope.scaling or {}
     if scaling.get("rope_type") in ("linear", "dynamic"):
-        return int(max_position_embeddings * scaling["factor"])
+        return int(min(LONGEST, max_position_embeddings * scaling["factor"]))
     if scaling.get("rope_type") == "yarn":
-        return max(max_position_embeddings, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
+        stretched = scaling["original_max_position_embeddings"] * scaling["factor"]
+        return max(max_position_embeddings, int(min(LONGEST, stretched)))
     return max_position_embeddings
 
 
@@ -76,6 +81,8 @@ def _rope_config(facts: Facts, parameters: dict[str, Any], theta: float, rotary_
         raise ValueError(f"{facts.prefix}the rotated part of a head must be even and at least 2; got {rotary_dim}")
     own = Facts(parameters, {"rope_theta": theta}, f"{facts.prefix}rope parameters")
     theta = own.number("rope_theta")
+    if theta <= 1:
+        raise own.wrong("rope_theta", "a number above 1")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = facts.defaults.get("rope_type_aliases", {}).get(kind, kind)
     if kind not in ROPE_TYPES:
@@ -105,8 +112,10 @@ def _filled(facts: Facts, own: Facts, kind: str, rotary_dim: int) -> dict[str, A
             if not isinstance(factors, list) or len(factors) != rotary_dim // 2 or not all(map(_is_positive, factors)):
                 raise own.wrong(key, f"a list of {rotary_dim // 2} numbers above 0")
     for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"):
-        if scaling.get(key) is not None and not isinstance(scaling[key], int | float):
-            raise own.wrong(key, "a number")
+        if scaling.get(key) is not None:
+            own.number(key)
+    if scaling.get("original_max_position_embeddings") == 1 or (kind == "dynamic" and rotary_dim == 2):
+        raise ValueError(f"{facts.prefix}rope type {kind!r} is not defined for lengths of 1 or heads of 2")
     Facts(scaling, {}, own.where).number("factor")
     return scaling
 

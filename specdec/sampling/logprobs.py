@@ -37,8 +37,8 @@ def token_logprobs(
 def _add_likeliest(
     entries: list[dict[int, Logprob]], raw_logits: torch.Tensor, logprobs: torch.Tensor, count: int
 ) -> None:
-    values, tokens = raw_logits.topk(count, dim=-1)  # [n, count] each
-    greater = (values[:, None, :] > values[:, :, None]).sum(dim=-1)  # a greater logit is itself among the likeliest
+    values, tokens = raw_logits.topk(count, dim=-1)  # [n, count] each, falling
+    greater = torch.searchsorted(-values, -values)  # a greater logit is itself among the likeliest
     columns = (tokens.tolist(), logprobs.gather(-1, tokens).tolist(), (greater + 1).tolist())
     for entry, *row in zip(entries, *columns, strict=True):
         for rank, token, logprob in sorted(zip(row[2], row[0], row[1], strict=True)):

@@ -64,7 +64,8 @@ def plan_memory(
     layout: KVLayout,
     *,
     block_size: int,
-    budget_bytes: int | None,
+    available_bytes: int,
+    budget_bytes: int,
     kv_cache_tokens: int | None,
     max_useful_tokens: int,
     weight_bytes: int,
@@ -74,20 +75,27 @@ def plan_memory(
 ) -> MemoryPlan:
     """Size the KV pool: `kv_cache_tokens` if given, else what is left of the budget, capped at what can be used.
 
-    ValueError if not even two blocks fit.
+    `available_bytes` are free on the machine; `budget_bytes` may be taken, weights included. ValueError if not even
+    two blocks fit.
     """
-    useful = -(-max_useful_tokens // block_size)
+    useful = max(2, -(-max_useful_tokens // block_size))
     if kv_cache_tokens is not None:
         num_blocks = kv_cache_tokens // block_size
+        needed = num_blocks * block_size * layout.bytes_per_token
+        if needed > available_bytes:
+            raise ValueError(
+                f"kv_cache_tokens ({kv_cache_tokens}) needs {format_bytes(needed)} of memory, "
+                f"and {format_bytes(available_bytes)} are free"
+            )
     else:
-        assert budget_bytes is not None
         rest = budget_bytes - weight_bytes - draft_bytes - activation_bytes - logits_bytes
         num_blocks = min(useful, layout.num_blocks(max(0, rest), block_size))
     if num_blocks < 2:
         fixed = weight_bytes + draft_bytes + activation_bytes + logits_bytes
         raise ValueError(
-            f"no memory is left for the KV cache: {format_bytes(budget_bytes or 0)} are allowed and "
-            f"{format_bytes(fixed)} taken; raise gpu_memory_utilization or lower max_num_batched_tokens"
+            f"no memory is left for two blocks of KV cache: {format_bytes(budget_bytes)} are allowed and "
+            f"{format_bytes(fixed)} taken; raise gpu_memory_utilization, or lower max_num_seqs, "
+            "max_num_batched_tokens or block_size"
         )
     return MemoryPlan(
         budget_bytes=None if kv_cache_tokens is not None else budget_bytes,

@@ -7,9 +7,10 @@ types: the GGUF specification; defaults and end-of-turn names: llama.cpp's vocab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from numbers import Integral
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -64,7 +65,11 @@ class _Vocabulary:
     def special_id(self, key: str, default: int | None = None) -> int | None:
         """The id that the metadata declares; one outside the vocabulary counts as none."""
         token_id = self.facts.get(key, default)
-        return int(token_id) if token_id is not None and 0 <= token_id < len(self.tokens) else None
+        if token_id is None:
+            return None
+        if not isinstance(token_id, Integral):
+            raise ValueError(f"tokenizer.ggml.{key} must be a token id; got {token_id!r:.60}")
+        return int(token_id) if 0 <= token_id < len(self.tokens) else None
 
 
 def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
@@ -89,38 +94,45 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     last = eos if vocabulary.facts.get("add_eos_token", False) else None
     if first is not None or last is not None:
         backend.post_processor = _surround(first, last)
-    return TokenizerParts(backend, _end_of_generation(vocabulary, eos), bos, metadata.get("tokenizer.chat_template"))
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"tokenizer.chat_template must be text; got {template!r:.60}")
+    return TokenizerParts(backend, _end_of_generation(vocabulary, eos), bos, template)
 
 
 def _read_vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
     prefix = "tokenizer.ggml."
     facts = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_array(facts, "tokens"))]
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_array(facts, "tokens", str))]
     if len(set(tokens)) != len(tokens):
         raise ValueError("tokenizer.ggml.tokens must hold every token once, but has duplicates")
-    types = [int(kind) for kind in facts.get("token_type", [_Type.NORMAL] * len(tokens))]
+    types = _array({"token_type": [_Type.NORMAL] * len(tokens), **facts}, "token_type", int)
     if len(types) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type must have one entry a token, {len(tokens)}; got {len(types)}")
     return _Vocabulary(tokens, types, facts)
 
 
-def _array(facts: Mapping[str, Any], key: str) -> Sequence[Any]:
+def _array(facts: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    """A list (or numpy array) whose entries are all of one kind."""
     if key not in facts:
         raise ValueError(f"the GGUF metadata has no tokenizer.ggml.{key}: the file holds no complete tokenizer")
-    array: Sequence[Any] = facts[key]
-    return array
+    value = facts[key]
+    entries = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
+        raise ValueError(f"tokenizer.ggml.{key} must be an array of {kind.__name__}; got {value!r:.60}")
+    return entries
 
 
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     name = vocabulary.facts.get("pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise ValueError(unknown_name("tokenizer.ggml.pre", name, PRE_TOKENIZERS))
     return PRE_TOKENIZERS[name]
 
 
 def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = [_split_merge(merge) for merge in _array(vocabulary.facts, "merges")]
+    merges = [_split_merge(merge) for merge in _array(vocabulary.facts, "merges", str)]
     try:
         backend = Backend(models.BPE(ids, merges, ignore_merges=pre.ignore_merges))
     except Exception as error:
@@ -169,16 +181,14 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Backend:
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every way to make a token of two others, those that make the best token first."""
-    scores = _array(vocabulary.facts, "scores")
+    scores = _array(vocabulary.facts, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise ValueError(
             f"tokenizer.ggml.scores must have one entry a token, {len(vocabulary.tokens)}; got {len(scores)}"
         )
     whole = (_Type.NORMAL, _Type.USER_DEFINED, _Type.UNUSED)
     ranked = sorted(
-        (-float(score), i)
-        for i, (score, kind) in enumerate(zip(scores, vocabulary.types, strict=True))
-        if kind in whole
+        (-score, i) for i, (score, kind) in enumerate(zip(scores, vocabulary.types, strict=True)) if kind in whole
     )
     known = set(vocabulary.of_type(*whole))
     tokens = (vocabulary.tokens[i] for _, i in ranked)

@@ -102,13 +102,15 @@ def test_unknown_proposers_and_long_drafts_are_refused() -> None:
         ({"cache_salt": ""}, "cache_salt must be a non-empty string"),
         ({"speculation": {"proposer": "none"}}, "speculation must be SpeculationParams; got dict"),
         ({"params": {"n": 1}}, "sampling parameters must be SamplingParams; got dict"),
+        ({"request_id": ""}, "request_id must be a non-empty string"),
+        ({"request_id": ["x"]}, "request_id must be a non-empty string"),
     ],
 )
 def test_settings_of_the_wrong_kind_leave_the_engine_as_it_was(options: dict, message: str) -> None:
     engine = byte_engine()
     engine.add_request("a", [1], GREEDY)
     with pytest.raises(ValueError, match=message):
-        engine.add_request("b", [1], **{"params": GREEDY, **options})
+        engine.add_request(**{"request_id": "b", "prompt": [1], "params": GREEDY, **options})
     assert set(run(engine)) == {"a"}
 
 
@@ -234,6 +236,8 @@ class Broken:
             return []
         if self.how == "tree":
             return [Draft((1, 2), parents=(-1, -1), proposer="broken") for _ in inp.lengths]
+        if self.how == "fraction":
+            return [Draft((1.5,), proposer="broken") for _ in inp.lengths]
         if self.how == "law":
             return [Draft((1, 2), draft_probs=torch.ones(2, 3), proposer="broken") for _ in inp.lengths]
         return [Draft((1,) * (n + 1) if self.how == "long" else (99,), proposer="broken") for n in inp.lengths]
@@ -262,7 +266,7 @@ def test_a_proposer_that_cannot_forget_costs_nothing_else() -> None:
     assert output.finished
 
 
-@pytest.mark.parametrize("how", ["raises", "few", "long", "outside", "tree", "law"])
+@pytest.mark.parametrize("how", ["raises", "few", "long", "outside", "fraction", "tree", "law"])
 def test_a_broken_proposer_costs_its_drafts_and_no_request(how: str) -> None:
     engine = make_engine(ScriptedModel(random_script(20), 20), proposer="broken", proposers={"broken": Broken(how)})
     with pytest.warns(UserWarning, match="proposer 'broken' failed and gives no draft"):
@@ -282,6 +286,7 @@ def test_abort_returns_what_was_said_and_frees_everything() -> None:
     assert output.finished
     assert [s.finish_reason for s in output.outputs] == ["abort"] * 3
     assert engine.abort("a") is None
+    assert engine.abort(["a"]) is None
     assert run(engine)["b"].finished
     assert engine.scheduler.blocks.num_free_blocks == engine.scheduler.blocks.num_blocks
 

@@ -251,6 +251,13 @@ def test_a_file_that_names_no_known_architecture_is_refused(config: dict[str, An
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}},
         {"rope_scaling": {"rope_type": "longrope", "factor": 2.0, "short_factor": ["a"] * 4, "long_factor": [1] * 4}},
         {"architectures": [5]},
+        {"rope_theta": 1},
+        {"rms_norm_eps": float("inf")},
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": 2**63},
+        {"rope_scaling": {"rope_type": "linear", "factor": float("inf")}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": "a"}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0, "short_factor": [0] * 4, "long_factor": [1] * 4}},
         {"max_position_embeddings": 1e400, "rope_scaling": {"rope_type": "linear", "factor": 1e308}},
     ],
 )

@@ -277,7 +277,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "split": ({"split.count": 3}, {}, "one of 3 parts of a split model"),
     "no depth": ({"llama.block_count": None}, {}, "block_count must be an integer of at least 1; got None"),
-    "depth": ({"llama.block_count": 4_000_000_000}, {}, "block_count is 4000000000, but the file has 30 tensors"),
+    "depth": ({"llama.block_count": 400_000_000}, {}, "block_count is 400000000, but the file has 30 tensors"),
     "no heads": ({"llama.attention.head_count": 0}, {}, "attention.head_count must be an integer of at least 1; got 0"),
     "heads by layer": ({"llama.attention.head_count": [4, 2, 4]}, {}, r"head_count must be .*; got \[4, 2, 4\]"),
     "kv heads": ({"llama.attention.head_count_kv": 3}, {}, "num_key_value_heads must be a divisor"),

@@ -289,3 +289,13 @@ def test_an_error_names_the_config_file(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     edit_config(tmp_path, hidden_act="relu")
     assert error_of(tmp_path).startswith(f"{tmp_path / 'config.json'}: hidden_act 'relu'")
+
+
+def test_sizes_that_nothing_could_hold_are_refused_at_once(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    edit_config(tmp_path, max_position_embeddings=2**30)
+    assert "rotary tables" in error_of(tmp_path)
+    assert "give a smaller max_model_len" in error_of(tmp_path)
+    assert load(tmp_path, max_model_len=64).max_model_len == 64
+    edit_config(tmp_path, max_position_embeddings=64, num_hidden_layers=9_999)
+    assert "the config has 9999 layers, but the checkpoint only" in error_of(tmp_path)

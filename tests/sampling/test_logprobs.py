@@ -51,3 +51,12 @@ def test_a_row_does_not_know_its_neighbours() -> None:
     tokens = [5, 0, 2999, 17, 17, 4]
     alone = [token_logprobs(logits[i : i + 1], tokens[i : i + 1], 20)[0] for i in range(6)]
     assert token_logprobs(logits, tokens, 20) == alone
+
+
+def test_many_alternatives_take_memory_for_each_once() -> None:
+    """The whole vocabulary may be asked for: every token has its rank, equal logits share one."""
+    logits = torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0)).round(decimals=2)
+    for entry, row in zip(token_logprobs(logits, [3, 4], 20_000), logits, strict=True):
+        assert len(entry) == 20_000
+        for token in (0, 17, 19_999):
+            assert entry[token].rank == 1 + int((row > row[token]).sum())

@@ -12,6 +12,7 @@ LAYOUT = KVLayout(num_layers=40, num_kv_heads=8, head_dim=128, dtype=torch.bfloa
 def plan(**changes):
     options = {
         "block_size": 16,
+        "available_bytes": 64 << 30,
         "budget_bytes": 48 << 30,
         "kv_cache_tokens": None,
         "max_useful_tokens": 1 << 30,
@@ -39,11 +40,19 @@ def test_every_part_is_taken_from_the_budget(part: str) -> None:
 
 def test_the_pool_is_no_larger_than_can_be_used_and_may_be_given() -> None:
     assert plan(max_useful_tokens=1000).num_blocks == 63
-    assert plan(kv_cache_tokens=100, budget_bytes=None).num_blocks == 6
+    assert plan(max_useful_tokens=3).num_blocks == 2
+    assert plan(kv_cache_tokens=100).num_blocks == 6
+
+
+def test_a_given_pool_that_cannot_be_had_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_tokens \(10000000\) needs 1,525.9 GiB of memory, and 64.0 GiB"):
+        plan(kv_cache_tokens=10_000_000)
 
 
 def test_no_room_is_an_error_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"48.0 GiB are allowed and 48.0 GiB taken; raise gpu_memory_utilization"):
+    with pytest.raises(
+        ValueError, match=r"48.0 GiB are allowed and 48.0 GiB taken; raise gpu_memory_utilization, or lower"
+    ):
         plan(weight_bytes=48 << 30)
 
 

@@ -236,3 +236,21 @@ def test_what_is_missing_or_unknown_is_refused_in_one_line(metadata: dict[str, A
     with pytest.raises(ValueError, match=says) as refused:
         Tokenizer.from_gguf(metadata)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["tokens", "token_type", "merges", "scores", "pre", "bos_token_id", "unknown_token_id"])
+@pytest.mark.parametrize("value", [5.5, "text", ["a", 1], [[1]], {"a": 1}], ids=repr)
+def test_values_of_the_wrong_kind_are_one_line_that_names_the_key(key: str, value: object) -> None:
+    for metadata in (byte_level_metadata, sentencepiece_metadata):
+        whole = metadata() | {f"tokenizer.ggml.{key}": value}
+        reads = {"merges", "pre"} if metadata is byte_level_metadata else {"scores", "unknown_token_id"}
+        if key in {"merges", "pre", "scores", "unknown_token_id"} - reads:
+            continue
+        with pytest.raises(ValueError, match=f"tokenizer.ggml.{key}") as error:
+            Tokenizer.from_gguf(whole)
+        assert "\n" not in str(error.value)
+
+
+def test_a_chat_template_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokenizer.chat_template must be text; got \[1\]"):
+        Tokenizer.from_gguf(byte_level_metadata() | {"tokenizer.chat_template": [1]})
