@@ -37,9 +37,18 @@ def check_verifier(verifier: str, temperature: float) -> None:
     """ValueError if `verifier` cannot serve requests of this temperature: greedy verification samples nothing."""
     if verifier == "greedy" and temperature >= GREEDY_TEMPERATURE:
         raise ValueError(
-            f"the verifier 'greedy' needs temperature 0, got {temperature:g}; "
-            "use 'rejection' or 'coupled' for sampling"
+            f"the verifier 'greedy' needs temperature 0, got {temperature:g}; use 'rejection' or 'coupled' for sampling"
         )
+
+
+def calm_threads() -> None:
+    """Let OpenMP threads that wait spin briefly and then sleep; call it before torch is imported.
+
+    On a machine that is busy with something else, spinning threads made a run ten times as long. A wait policy that
+    the user has set is left alone.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:

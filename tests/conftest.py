@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as specdec.config.calm_threads
 
 import pytest
 import torch

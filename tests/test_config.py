@@ -1,11 +1,19 @@
 """The configuration: refused in one line before any model work, with the nearest valid name."""
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
-from specdec.config import EngineConfig, SpeculativeConfig, cache_dir, unknown_name
+from specdec.config import (
+    EngineConfig,
+    SpeculativeConfig,
+    cache_dir,
+    calm_threads,
+    check_verifier,
+    unknown_name,
+)
 from specdec.proposers.base import check_settings
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -109,5 +117,35 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == Path.home() / ".cache" / "specdec"
 
 
+def test_a_cache_folder_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECDEC_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
+    with pytest.raises(ValueError, match="no home directory for ~no-such-user/cache/specdec; set SPECDEC_CACHE"):
+        cache_dir()
+
+
+def test_the_greedy_verifier_takes_temperature_0_alone() -> None:
+    for verifier in ("auto", "rejection", "coupled"):
+        check_verifier(verifier, 1.0)
+    check_verifier("greedy", 0.0)
+    check_verifier("greedy", 1e-6)
+    with pytest.raises(ValueError, match=r"the verifier 'greedy' needs temperature 0, got "):
+        check_verifier("greedy", 0.5)
+
+
 def test_no_near_name_no_guess() -> None:
     assert unknown_name("thing", "zzz", ["abc"]) == "unknown thing 'zzz' (valid: abc)"
+
+
+def test_threads_are_calmed_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    calm_threads()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    calm_threads()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    calm_threads()
+    assert os.environ.pop("GOMP_SPINCOUNT") == "2000"

@@ -57,6 +57,7 @@ BAD = [
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", [1]),
+    ("stop", ["a\ud800"]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["a"]),
     ("stop_token_ids", 5),
@@ -79,6 +80,7 @@ BAD = [
     ("allowed_token_ids", "ab"),
     ("bad_words", [""]),
     ("bad_words", 3),
+    ("bad_words", "\udfff"),
 ]
 
 

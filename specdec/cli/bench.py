@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 import click
 
+from specdec.config import calm_threads
+
 
 @click.group(help="Measure the engine on this machine.", no_args_is_help=True)
 def bench() -> None:
@@ -21,6 +23,7 @@ def bench() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def overhead(as_json: bool) -> None:
+    calm_threads()
     from specdec.cli.overhead import measure_overhead, report
 
     result = measure_overhead()

@@ -5,12 +5,12 @@ The command line wins over the file, the file over the defaults.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specdec.cli.parsing import parse_json, parse_yaml
 from specdec.cli.prompts import Prompt
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.proposers.base import check_settings
@@ -21,18 +21,21 @@ DEFAULT_NUM_SPECULATIVE_TOKENS = SpeculativeConfig().num_speculative_tokens
 
 
 def read_config(path: Path) -> EngineConfig:
-    """The engine configuration that a YAML file holds. ValueError names the file."""
-    import yaml
-
+    """The engine configuration that a YAML file holds, its proposers checked. ValueError names the file."""
     try:
-        options = yaml.safe_load(path.read_bytes())
+        options = parse_yaml(path.read_bytes())
         if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
             raise ValueError("expected config keys and their values, such as `model: smollm2-135m`")
-        return EngineConfig.from_mapping(options)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        config = EngineConfig.from_mapping(options)
+        _check_proposers(config.speculative)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    return config
+
+
+def _check_proposers(listed: Sequence[SpeculativeConfig]) -> None:
+    for entry in listed:
+        check_settings(entry)
 
 
 def build_config(
@@ -56,17 +59,16 @@ def build_config(
     elif file is None and proposer is None:
         proposer = DEFAULT_PROPOSER
     speculative = _choose(config.speculative, proposer, num_speculative_tokens)
-    for entry in speculative:
-        check_settings(entry)
+    _check_proposers(speculative)
     return replace(config, **settings, speculative=speculative)
 
 
 def _read_speculative_json(text: str, proposer: str | None, k: int | None, verifier: str | None) -> EngineConfig:
     """A configuration of these proposers only. What the other options contradict is refused, not overruled."""
     try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--speculative-config is not valid JSON: {error}") from None
+        given = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"--speculative-config: {error}") from None
     entries = given if isinstance(given, list) else [given]
     config = EngineConfig.from_mapping({"speculative_config": entries})
     methods = [entry.method for entry in config.speculative]
@@ -109,14 +111,12 @@ def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> Spec
     return SpeculationParams(proposer, 0 if proposer == "none" else k)
 
 
-def cover(config: EngineConfig, asked: Sequence[SpeculationParams]) -> EngineConfig:
-    """`config` with every proposer that a prompt asks for, each allowed the longest draft asked of it."""
+def cover(config: EngineConfig, asked: SpeculationParams) -> EngineConfig:
+    """`config` with the proposer that a prompt asks for, allowed a draft of the length that it asks for."""
+    method, k = asked.proposer, asked.num_speculative_tokens
+    assert method is not None
+    assert k is not None
     listed = {entry.method: entry for entry in config.speculative} or {"none": SpeculativeConfig()}
-    for params in asked:
-        method, k = params.proposer, params.num_speculative_tokens
-        assert method is not None
-        assert k is not None
-        known = listed.get(method, SpeculativeConfig(method, k))
-        listed[method] = replace(known, num_speculative_tokens=max(k, known.num_speculative_tokens))
-    speculative = tuple(listed.values())
-    return replace(config, speculative=() if set(listed) == {"none"} else speculative)
+    known = listed.get(method, SpeculativeConfig(method, k))
+    listed[method] = replace(known, num_speculative_tokens=max(k, known.num_speculative_tokens))
+    return replace(config, speculative=() if set(listed) == {"none"} else tuple(listed.values()))

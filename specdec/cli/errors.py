@@ -27,6 +27,8 @@ def bad_input(origin: str = "") -> Iterator[None]:
     """Turn a ValueError or OSError of the body into `BadInput`, led by `origin` (a file and line, or nothing)."""
     try:
         yield
+    except RecursionError as error:
+        raise BadInput(led_by(origin, "the input is nested too deeply")) from error
     except (ValueError, OSError) as error:
         raise BadInput(led_by(origin, _one_line(error))) from error
 

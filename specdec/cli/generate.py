@@ -11,14 +11,15 @@ import click
 from click.core import ParameterSource
 
 from specdec.cli.configure import build_config, cover, speculation_of
-from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, BadInput, bad_input, say
+from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, BadInput, bad_input, led_by, say, tell
 from specdec.cli.options import GenerateOptions, option_groups
 from specdec.cli.output import LEGEND, AnswerWriter, JsonWriter, StreamWriter, Writer, statistics
+from specdec.cli.parsing import check_unicode
 from specdec.cli.progress import progress_line
-from specdec.cli.prompts import Prompt, from_argument, from_lines, read_lines, without_template
+from specdec.cli.prompts import Prompt, from_argument, from_file, without_template
 from specdec.cli.run import Outcome, run, submit
-from specdec.config import EngineConfig
-from specdec.types import SamplingParams
+from specdec.config import EngineConfig, calm_threads, check_verifier
+from specdec.types import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
     from specdec.engine import Engine
@@ -64,8 +65,9 @@ together. logprobs is null, and prompt_logprobs is left out, unless the
 prompt's line asks for them. An output that failed also has "error".
 
 \b
-Exit codes: 0 all well; 1 a request failed while running; 2 bad input;
-130 stopped by Ctrl-C; 141 the reader of the output went away.
+Exit codes: 0 all well; 1 a request failed while running, or the output could
+not be written; 2 bad input; 130 stopped by Ctrl-C; 141 the reader of the
+output went away.
 """
 
 
@@ -108,6 +110,7 @@ def _callback(ctx: click.Context, /, **values: Any) -> None:
 
 def load_engine(config: EngineConfig, progress: Progress | None) -> Engine:
     """The real engine; imports torch."""
+    calm_threads()
     from specdec.engine import Engine
 
     return Engine.from_config(config, progress)
@@ -119,15 +122,13 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
     with bad_input():
         base = _config(options, given)
         prompts = _prompts(options)
-        speculation = [speculation_of(prompt, base, options.num_speculative_tokens) for prompt in prompts]
-        config = cover(base, speculation)
-        _refuse_sampling_if_greedy(prompts, config)
+        config, speculation = _serve(prompts, base, options.num_speculative_tokens)
         if options.verbose:
             _describe_config(config)
         engine = _build(config, build_engine, quiet=options.quiet)
     if options.verbose:
         say(f"loaded in {engine.load_seconds:.2f} s; sequences of up to {engine.max_model_len:,} tokens")
-        click.echo(engine.memory.describe(), err=True)
+        tell(f"{engine.memory.describe()}\n")
     prompts = _fit_to_template(prompts, options, engine)
     writer = _writer(prompts, options, engine)
     start = time.perf_counter()
@@ -169,35 +170,46 @@ def _config(options: GenerateOptions, given: set[str]) -> EngineConfig:
 
 
 def _prompts(options: GenerateOptions) -> list[Prompt]:
-    shared = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(GenerateOptions)}
-    params = SamplingParams(**{name: getattr(options, name) for name in shared})
+    if options.system is not None:
+        check_unicode("--system", options.system)
+    names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(GenerateOptions)}
+    defaults = {name: getattr(options, name) for name in names}
+    prompts = _from_arguments(options, SamplingParams(**defaults)) if options.prompt else []
+    if options.prompts_file is not None:
+        for name, value in defaults.items():
+            # Each option must be right; whether they go together, each line decides with what it sets itself.
+            SamplingParams(**{name: value})
+        prompts += from_file(options.prompts_file, defaults, raw=options.raw)
+    return prompts
+
+
+def _from_arguments(options: GenerateOptions, params: SamplingParams) -> list[Prompt]:
     alone = len(options.prompt) == 1 and options.prompts_file is None
     prompts = []
     for number, text in enumerate(options.prompt, start=1):
         origin = "" if alone else f"prompt {number}"
         with bad_input(origin):
             prompts.append(from_argument(text, params, origin=origin, raw=options.raw))
-    if options.prompts_file is not None:
-        name = "standard input" if options.prompts_file == "-" else options.prompts_file
-        prompts += from_lines(read_lines(options.prompts_file), params, name=name, raw=options.raw)
     return prompts
 
 
-def _refuse_sampling_if_greedy(prompts: Sequence[Prompt], config: EngineConfig) -> None:
-    """The engine refuses this too, but only once the model is loaded."""
+def _serve(
+    prompts: Sequence[Prompt], base: EngineConfig, default_k: int
+) -> tuple[EngineConfig, list[SpeculationParams]]:
+    """The configuration of an engine that can serve every prompt, and how each is to be drafted."""
+    config, speculation = base, []
     for prompt in prompts:
-        if config.verifier == "greedy" and not prompt.params.is_greedy:
-            with bad_input(prompt.origin):
-                raise ValueError(
-                    f"the verifier greedy needs temperature 0, got {prompt.params.temperature:g}; "
-                    "use rejection or coupled for sampling"
-                )
+        with bad_input(prompt.origin):
+            check_verifier(base.verifier, prompt.params.temperature)
+            speculation.append(speculation_of(prompt, base, default_k))
+            config = cover(config, speculation[-1])
+    return config, speculation
 
 
 def _describe_config(config: EngineConfig) -> None:
     say("configuration")
     for field in fields(config):
-        click.echo(f"  {field.name}: {getattr(config, field.name)}", err=True)
+        tell(f"  {field.name}: {getattr(config, field.name)}\n")
 
 
 def _fit_to_template(prompts: list[Prompt], options: GenerateOptions, engine: Engine) -> list[Prompt]:
@@ -230,8 +242,7 @@ def _conclude(outcome: Outcome, prompts: Sequence[Prompt], options: GenerateOpti
         for sample in output.outputs:
             if sample.finish_reason == "error":
                 failed = True
-                origin = prompts[index].origin
-                say(f"error: {origin}{': ' if origin else ''}{sample.error}")
+                say(f"error: {led_by(prompts[index].origin, str(sample.error))}")
     if outcome.interrupted and not options.quiet:
         say(f"interrupted; {len(outcome.finished)} of {len(prompts)} prompts finished")
     if not options.quiet:

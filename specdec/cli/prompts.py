@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specdec.cli.errors import bad_input
+from specdec.cli.parsing import check_unicode, parse_json
 from specdec.config import unknown_name
 from specdec.proposers.base import PROPOSERS
 from specdec.types import SamplingParams, SpeculationParams
@@ -48,56 +50,48 @@ def from_argument(text: str, params: SamplingParams, *, origin: str, raw: bool) 
     return Prompt(_check_text(text), params, origin, raw)
 
 
-def read_lines(path: str) -> list[bytes]:
-    """The lines of a file, or of standard input for "-"."""
-    with click.open_file(path, "rb") as file:
-        return list(file)
+def from_file(path: str, defaults: Mapping[str, Any], *, raw: bool) -> list[Prompt]:
+    """The prompts of a JSON-lines file ("-": of standard input); blank lines are passed over.
 
-
-def from_lines(lines: Sequence[bytes], params: SamplingParams, *, name: str, raw: bool) -> list[Prompt]:
-    """The prompts of a JSON-lines file; blank lines are passed over. `params` are the defaults of every line.
-
-    ValueError names the line and what is wrong with it.
+    `defaults` are sampling parameters of lines that set none of their own: only together with a line's need they make
+    sense. ValueError or `BadInput` names the file, or the line, and what is wrong with it.
     """
+    name = "standard input" if path == "-" else path
     prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        origin = f"{name}, line {number}"
-        try:
-            prompts.append(_from_mapping(_parse(line), params, origin, raw))
-        except ValueError as error:
-            raise ValueError(f"{origin}: {error}") from None
+    for number, line in enumerate(_read_lines(path, name), start=1):
+        if line.strip():
+            origin = f"{name}, line {number}"
+            with bad_input(origin):
+                prompts.append(_from_mapping(_parse(line), defaults, origin, raw))
     if not prompts:
         raise ValueError(f'{name} holds no prompts; write one JSON object a line, such as {{"prompt": "Hello"}}')
     return prompts
 
 
+def _read_lines(path: str, name: str) -> list[bytes]:
+    if not path:
+        raise ValueError("--prompts-file needs the name of a file, or - for standard input")
+    if path == "-" and sys.stdin is None:
+        raise ValueError("standard input is closed; give --prompts-file a file")
+    try:
+        with click.open_file(path, "rb") as file:
+            return list(file)
+    except OSError as error:
+        raise ValueError(f"{name}: {error.strerror or error}") from None
+
+
 def _parse(line: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_repeats)
+        text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"not valid UTF-8 at byte {error.start + 1}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise ValueError("not valid JSON: nested too deeply") from None
+    value = parse_json(text.rstrip("\r\n"))
     if not isinstance(value, Mapping):
         raise ValueError(f'expected a JSON object such as {{"prompt": "Hello"}}; got {value!r:.60}')
     return value
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON allows a key twice and means one of them; which one is anybody's guess."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} appears twice")
-    return values
-
-
-def _from_mapping(line: Mapping[str, Any], defaults: SamplingParams, origin: str, raw: bool) -> Prompt:
+def _from_mapping(line: Mapping[str, Any], defaults: Mapping[str, Any], origin: str, raw: bool) -> Prompt:
     for key in line:
         if key not in LINE_KEYS:
             raise ValueError(unknown_name("key", key, LINE_KEYS))
@@ -107,7 +101,7 @@ def _from_mapping(line: Mapping[str, Any], defaults: SamplingParams, origin: str
     content = _content(line)
     if isinstance(content, list) and own_raw:
         raise ValueError("messages need the chat template, and raw leaves it out; give a prompt, or drop raw")
-    params = replace(defaults, **{key: line[key] for key in SAMPLING_KEYS if key in line})
+    params = SamplingParams(**{**defaults, **{key: line[key] for key in SAMPLING_KEYS if key in line}})
     speculation = SpeculationParams(line.get("proposer"), line.get("num_speculative_tokens"))
     if speculation.proposer is not None and speculation.proposer not in PROPOSERS:
         raise ValueError(unknown_name("proposer", speculation.proposer, PROPOSERS))
@@ -129,6 +123,7 @@ def _check_text(text: object) -> str:
         raise ValueError(f"prompt must be a string; got {text!r:.60}")
     if not text:
         raise ValueError("the prompt is empty; give at least one character")
+    check_unicode("prompt", text)
     return text
 
 
@@ -141,6 +136,8 @@ def _check_messages(messages: object) -> list[dict[str, Any]]:
             raise ValueError(
                 f"message {number} must be an object with the strings role and content; got {message!r:.60}"
             )
+        for key in ("role", "content"):
+            check_unicode(f"{key} of message {number}", message[key])
     return messages
 
 

@@ -15,7 +15,7 @@ from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
 from specdec.models.gguf import GGUFCheckpoint
-from specdec.models.hub import resolve
+from specdec.models.hub import remedy, resolve
 from specdec.models.loader import Checkpoint, load_model, open_checkpoint
 from specdec.proposers.base import Proposer, build_proposer, check_settings
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner, TargetModel
@@ -30,11 +30,9 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     check_proposers(config)
     for proposer in config.speculative:
         check_settings(proposer)
-    path = resolve(config.model, progress)
     device = torch.device("cpu")
     kernels = choose_backend(device.type)
-    checkpoint = open_checkpoint(path)
-    tokenizer = load_tokenizer(path, checkpoint)
+    checkpoint, tokenizer = open_model(config.model, progress)
     model = load_model(
         checkpoint, dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
     )
@@ -48,6 +46,23 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     engine = assemble(config, model, facts, tokenizer, kernels=kernels, device=device)
     engine.load_seconds = time.monotonic() - start
     return engine
+
+
+def open_model(model: str, progress: Callable[[str], None] | None = None) -> tuple[Checkpoint, Tokenizer]:
+    """A model's checkpoint and tokenizer, no weights read; ValueError if it is damaged or the two do not match."""
+    path = resolve(model, progress)
+    try:
+        checkpoint = open_checkpoint(path)
+        tokenizer = load_tokenizer(path, checkpoint)
+    except ValueError as error:
+        raise ValueError(f"{error}{remedy(model)}") from None
+    # Models may have ids to spare. Added tokens may lie beyond theirs, if no text is meant to hold them (Gemma 3).
+    if tokenizer.text_vocab_size > checkpoint.config.vocab_size:
+        raise ValueError(
+            f"{path}: the tokenizer does not belong to this model: it has {tokenizer.text_vocab_size} tokens, "
+            f"and the model's vocabulary {checkpoint.config.vocab_size}"
+        )
+    return checkpoint, tokenizer
 
 
 def load_tokenizer(path: Path, checkpoint: Checkpoint) -> Tokenizer:

@@ -56,6 +56,13 @@ class Facts:
         """As `number`, or None where the key is null or absent."""
         return None if self.get(key) is None else self.number(key)
 
+    def text(self, key: str) -> str | None:
+        """A name, or None where the key is null or absent."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, "a name")
+        return value
+
     def flag(self, key: str) -> bool:
         """True or false; null and absent are false."""
         value = self.get(key)

@@ -92,7 +92,7 @@ def _architecture(facts: Facts) -> str:
             raise ValueError(facts.prefix + unknown_name("architecture", named[0], known))
         return named[0]
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    model_type = facts.get("model_type")
+    model_type = facts.text("model_type")
     if model_type not in by_type:
         raise ValueError(facts.prefix + unknown_name("model_type", model_type, by_type))
     return by_type[model_type]
@@ -129,8 +129,8 @@ def _kv_heads(facts: Facts, heads: int) -> int:
 
 def _activation(facts: Facts, family: Family) -> Literal["silu", "gelu_tanh"]:
     key = "hidden_activation" if family.is_gemma else "hidden_act"
-    name = facts.get(key)
-    if name not in ACTIVATIONS:
+    name = facts.text(key)
+    if name is None or name not in ACTIVATIONS:
         raise ValueError(f"{facts.prefix}{key} {name!r} is not supported (supported: {', '.join(ACTIVATIONS)})")
     return ACTIVATIONS[name]
 

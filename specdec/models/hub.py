@@ -81,6 +81,11 @@ def list_aliases() -> list[tuple[Alias, Path | None]]:
     return [(alias, alias.cached_path()) for alias in ALIASES.values()]
 
 
+def remedy(model: str) -> str:
+    """What to do about a model whose file is damaged, as the end of an error; "" where nothing is known to help."""
+    return f"; delete the file, and {model} will be fetched again" if model in ALIASES else ""
+
+
 def resolve(model: str, progress: Progress | None = None) -> Path:
     """The directory or .gguf file that `model` means; fetches it where it is an alias or on the hub.
 

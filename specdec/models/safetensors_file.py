@@ -44,7 +44,7 @@ class HuggingFaceCheckpoint:
             tensor: torch.Tensor = self._files[path].get_tensor(name)
         except SafetensorError as error:
             raise _damaged(path, error) from None
-        if not tensor.is_floating_point():
+        if tensor.dtype not in _DTYPES:
             raise ValueError(f"{path}: {name} holds {tensor.dtype} numbers; quantised weights are not supported here")
         return tensor
 
@@ -56,6 +56,7 @@ class HuggingFaceCheckpoint:
         return default
 
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
@@ -64,8 +65,10 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; a model directory needs it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not valid JSON: nested too deeply") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(content, dict):
@@ -98,6 +101,12 @@ def _tensor_files(directory: Path) -> list[Path]:
 
 
 def _open(path: Path) -> Any:
+    try:
+        with open(path, "rb"):
+            # safetensors says of whatever it cannot open that it is not there.
+            pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

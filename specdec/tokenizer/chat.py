@@ -41,6 +41,9 @@ def compile_template(source: str) -> Template:
         return environment.from_string(source)
     except TemplateSyntaxError as error:
         raise ValueError(f"the chat template is not valid, line {error.lineno}: {_one_line(error)}") from None
+    except (RecursionError, SyntaxError, UnicodeError) as error:
+        # Jinja writes a Python program, and what Python refuses of it is not Jinja's own kind of error.
+        raise ValueError(f"the chat template is not valid: {_one_line(error)}") from None
 
 
 def render_chat(
@@ -63,7 +66,15 @@ def render_chat(
     }
     try:
         return template.render(context)
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(f"the chat template rejected the messages: {_one_line(error)}") from None
 
 
@@ -80,7 +91,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
                 raise ValueError(f"messages[{position}][{key!r}] must be a string; got {message[key]!r:.100}")
     try:
         plain: list[dict[str, Any]] = json.loads(json.dumps([dict(message) for message in messages]))
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"messages must hold JSON values only: {_one_line(error)}") from None
     return plain
 

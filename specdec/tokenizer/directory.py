@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,18 @@ from tokenizers import Tokenizer as Backend
 from specdec.tokenizer.parts import TokenizerParts
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+@dataclass(frozen=True)
+class _JsonFile:
+    """The JSON object in a file of the directory; empty where there is no such file."""
+
+    path: Path
+    values: dict[str, Any]
+
+    def wrong(self, key: str, wanted: str) -> ValueError:
+        """The error of a key whose value is not what is `wanted`."""
+        return ValueError(f"{self.path}: {key} must be {wanted}; got {self.values[key]!r:.60}")
 
 
 def parts_from_directory(directory: Path) -> TokenizerParts:
@@ -26,12 +40,13 @@ def parts_from_directory(directory: Path) -> TokenizerParts:
     backend = _backend(directory)
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(directory, "special_tokens_map.json") | _read_json(directory, "tokenizer_config.json")
-    eos = _ids(_token_id(backend, config.get("eos_token")))
-    eos += _ids(_read_json(directory, "generation_config.json").get("eos_token_id"))
-    eos = eos or _ids(_read_json(directory, "config.json").get("eos_token_id"))
-    bos = _token_id(backend, config.get("bos_token"))
-    return TokenizerParts(backend, tuple(dict.fromkeys(eos)), bos, _chat_template(directory, config))
+    named = [_read_json(directory, name) for name in ("tokenizer_config.json", "special_tokens_map.json")]
+    own = _token_id(backend, named, "eos_token")
+    eos = [own] if own is not None else []
+    eos += _ids(_read_json(directory, "generation_config.json"), "eos_token_id")
+    eos = eos or _ids(_read_json(directory, "config.json"), "eos_token_id")
+    bos = _token_id(backend, named, "bos_token")
+    return TokenizerParts(backend, tuple(dict.fromkeys(eos)), bos, _chat_template(directory, named[0]))
 
 
 def _backend(directory: Path) -> Backend:
@@ -56,37 +71,70 @@ def _converted(directory: Path) -> Backend:
     return tokenizer.backend_tokenizer
 
 
-def _chat_template(directory: Path, config: dict[str, Any]) -> str | None:
+def _chat_template(directory: Path, config: _JsonFile) -> str | None:
     """From chat_template.jinja, else tokenizer_config.json (the one named "default" of several), else its own JSON."""
     file = directory / "chat_template.jinja"
     if file.is_file():
+        return _read_text(file)
+    for source in (config, _read_json(directory, "chat_template.json")):
+        if source.values.get("chat_template"):
+            return _template(source)
+    return None
+
+
+def _template(file: _JsonFile) -> str | None:
+    value = file.values["chat_template"]
+    templates = {"default": value}
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        templates = {str(entry.get("name")): entry.get("template") for entry in value}
+    if not all(isinstance(template, str) for template in templates.values()):
+        raise file.wrong("chat_template", 'text or a list of {"name", "template"} objects')
+    return templates.get("default")
+
+
+def _read_text(file: Path) -> str:
+    try:
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template") or _read_json(directory, "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        return {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    return template
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not valid UTF-8: {error.reason} at byte {error.start + 1}") from None
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _read_json(directory: Path, name: str) -> dict[str, Any]:
+def _read_json(directory: Path, name: str) -> _JsonFile:
     file = directory / name
     if not file.is_file():
-        return {}
+        return _JsonFile(file, {})
+    text = _read_text(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{file} is not valid JSON: nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object")
-    return content
+    return _JsonFile(file, content)
 
 
-def _token_id(backend: Backend, token: str | dict[str, Any] | None) -> int | None:
-    """The id of a token that the configuration names by its text or as `{"content": text, ...}`."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return None if text is None else backend.token_to_id(text)
+def _token_id(backend: Backend, files: Sequence[_JsonFile], key: str) -> int | None:
+    """The id of the token that the first file with `key` names by its text or as `{"content": text, ...}`."""
+    for file in files:
+        if key in file.values:
+            token = file.values[key]
+            text = token.get("content") if isinstance(token, dict) else token
+            if text is None:
+                return None
+            try:
+                return backend.token_to_id(text)
+            except (TypeError, UnicodeEncodeError):
+                raise file.wrong(key, 'the text of a token or {"content": text}') from None
+    return None
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+def _ids(file: _JsonFile, key: str) -> list[int]:
+    value = file.values.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in ids):
+        raise file.wrong(key, "a token id or a list of them")
+    return ids

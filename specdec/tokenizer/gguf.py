@@ -69,7 +69,7 @@ class _Vocabulary:
             return None
         if not isinstance(token_id, Integral):
             raise ValueError(f"tokenizer.ggml.{key} must be a token id; got {token_id!r:.60}")
-        return int(token_id) if 0 <= token_id < len(self.tokens) else None
+        return int(token_id) if 0 <= int(token_id) < len(self.tokens) else None
 
 
 def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:

@@ -27,7 +27,8 @@ class Tokenizer:
 
     `eos_token_ids` are the ids that end a generation, the declared one first; `special_token_ids` those that decoding
     leaves out by default. Models often have more logits than the vocabulary has tokens: an id from `vocab_size` on
-    stands for nothing and decodes to "".
+    stands for nothing and decodes to "". From `text_vocab_size` on there are only tokens that were added to the
+    vocabulary, which a text holds only by their names.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.chat_template = chat_template
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.text_vocab_size = max(backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
         added = backend.get_added_tokens_decoder().items()
         special = {token_id for token_id, token in added if token.special} | {*self.eos_token_ids, bos_token_id}
         self.special_token_ids = frozenset(token_id for token_id in special if token_id is not None)

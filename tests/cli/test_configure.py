@@ -101,6 +101,13 @@ def test_the_default_pairing_is_what_no_option_does() -> None:
         ("", "expected config keys and their values"),
         ("1: 2", "expected config keys and their values"),
         ("speculative_config: {num_speculative_tokens: 3}", "needs a method"),
+        ("speculative_config: {method: ngam}", "unknown proposer 'ngam'; did you mean 'ngram'?"),
+        ("speculative_config: {method: ngram, prompt_lookup_mx: 3}", "did you mean 'prompt_lookup_max'?"),
+        ("[" * 5000, "not valid YAML: nested too deeply"),
+        ("seed: !!int ''", "not valid YAML"),
+        ("seed: !!bool maybe", "not valid YAML"),
+        ("seed: !!timestamp noon", "not valid YAML"),
+        ("seed: " + "9" * 5000, "Exceeds the limit (4300 digits)"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -108,6 +115,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) 
     error = refused("a", "--config", file)
     assert error.startswith(f"{file}: ")
     assert message in error
+    assert "set_int_max_str_digits" not in error
 
 
 @pytest.mark.parametrize(
@@ -123,11 +131,15 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) 
         (["--max-tokens=0"], "max_tokens must be an integer, at least 1; got 0"),
         (["--stop="], "stop must be a non-empty string"),
         (["--n=2"], "n must be 1 when temperature is 0"),
-        (["--verifier=greedy", "--temperature=1"], "the verifier greedy needs temperature 0, got 1"),
+        (["--verifier=greedy", "--temperature=1"], "the verifier 'greedy' needs temperature 0, got 1"),
         (["--raw", "--system=s"], "--raw and --system contradict each other"),
         (["--json", "--color"], "--json and --color contradict each other"),
         (["--quiet", "-v"], "--quiet and -v contradict each other"),
-        (["--speculative-config={"], "--speculative-config is not valid JSON"),
+        (["--speculative-config={"], "--speculative-config: not valid JSON"),
+        (["--speculative-config=" + "[" * 30_000], "--speculative-config: not valid JSON: nested too deeply"),
+        (["--speculative-config=" + "[" * 900 + "]" * 900], "speculative_config must be a mapping"),
+        (["--speculative-config=[\n1,]"], "--speculative-config: not valid JSON: Expecting value at line 2, column 3"),
+        (["--speculative-config=" + "9" * 5000], "--speculative-config: Exceeds the limit (4300 digits)"),
         (["--speculative-config=3"], "speculative_config must be a mapping"),
         (["--speculative-config=[]"], "names no proposer"),
         (["--speculative-config={}"], "needs a method"),

@@ -290,6 +290,14 @@ def test_models_lists_where_the_default_model_is_kept(
         assert result.stdout.splitlines()[1].split()[:5] == ["smollm2-135m", "98", "MB", "Apache-2.0", "no"]
 
 
+@pytest.mark.parametrize("args", [["models"], ["models", "--json"]])
+def test_models_without_a_home_is_one_line(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", "~no-such-user/models")
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.error.startswith("there is no home directory for ~no-such-user/models; set SPECDEC_CACHE")
+
+
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     code = (
         "from tests.cli.fake import FakeEngine\nfrom specdec.cli import main\n"

@@ -146,11 +146,46 @@ def test_without_a_template_system_and_messages_are_refused() -> None:
         ('{"prompt": "a", "min_tokens": 300}', "min_tokens must be at most max_tokens"),
         ('{"prompt": "a", "proposer": "ngrm"}', "unknown proposer 'ngrm'; did you mean 'ngram'?"),
         ('{"prompt": "a", "num_speculative_tokens": 33}', "between 0 and 32; got 33"),
+        ('{"prompt":"a"', "Expecting ',' delimiter at column 14"),
+        ('{"prompt":', "Expecting value at column 11"),
+        ('{"prompt": "a\\ud800"}', "prompt is not valid Unicode at position 1"),
+        ('{"messages": [{"role": "user", "content": "\\udfff"}]}', "content of message 1 is not valid Unicode"),
+        ('{"prompt": "a", "bad_words": "\\ud800"}', "bad_words must be valid Unicode"),
+        ('{"prompt": "a", "stop": ["b", "\\ud800"]}', "stop must be valid Unicode"),
+        ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", "Exceeds the limit (4300 digits)"),
     ],
 )
 def test_a_bad_line_is_refused_by_number(line: str, message: str) -> None:
     error = refused('{"prompt": "fine"}\n\n' + line + '\n{"prompt": "fine"}\n')
     assert error.startswith("standard input, line 3: ")
+    assert message in error
+    assert "set_int_max_str_digits" not in error
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_an_unfinished_line_is_unfinished_where_it_ends(end: str) -> None:
+    assert refused('{"prompt":"a"' + end).endswith("Expecting ',' delimiter at column 14")
+
+
+def test_options_that_need_a_lines_own_parameters_are_judged_with_them() -> None:
+    engine = from_stdin(lines({"prompt": "a", "temperature": 0.5}), "--n=2")
+    assert engine.added[0]["params"] == SamplingParams(n=2, temperature=0.5, max_tokens=256)
+    both = lines({"prompt": "a", "temperature": 0.5}, {"prompt": "b"})
+    assert refused(both, "--n=2").startswith("standard input, line 2: n must be 1 when temperature is 0")
+    assert refused(both, "--temperature=-1").startswith("temperature must be")
+    assert refused(lines({"prompt": "a", "temperature": 0.5}), "b", "--n=2").startswith("n must be 1")
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "message"),
+    [
+        ({"num_speculative_tokens": 20}, ["--max-num-batched-tokens=8", "--max-num-seqs=2"], "do not fit"),
+        ({"temperature": 1}, ["--verifier=greedy"], "the verifier 'greedy' needs temperature 0"),
+    ],
+)
+def test_a_line_that_the_engine_cannot_serve_is_named(own: dict[str, object], options: list[str], message: str) -> None:
+    error = refused(lines({"prompt": "a"}, {"prompt": "b", **own}), *options)
+    assert error.startswith("standard input, line 2: ")
     assert message in error
 
 
@@ -161,6 +196,19 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
     assert (result.exit_code, result.error) == (2, f"{file}, line 2: not valid UTF-8 at byte 13")
     missing = invoke("generate", "--prompts-file", str(tmp_path / "none.jsonl"))
     assert (missing.exit_code, missing.error) == (2, f"{tmp_path}/none.jsonl: No such file or directory")
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert invoke("generate", "--prompts-file", str(tmp_path)).error == f"{tmp_path}: Is a directory"
+    assert invoke("generate", "--prompts-file", "").error.startswith("--prompts-file needs the name of a file")
+
+
+@pytest.mark.parametrize("args", [["a\udcff"], ["a", "--system=\udcff"], ["a", "--stop=\udcff"]])
+def test_arguments_that_are_no_utf8_are_named(args: list[str]) -> None:
+    result = invoke("generate", *args)
+    assert (result.exit_code, result.engine) == (2, None)
+    assert "valid Unicode" in result.error
+    assert result.error.startswith(("prompt ", "--system ", "stop "))
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:

@@ -227,10 +227,13 @@ def test_long_lists_are_shortened(tmp_path: Path) -> None:
     assert len(message) < 1000
 
 
-def test_quantised_integers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_quantised_weights_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     saved("llama", tmp_path)
-    rewrite(tmp_path, lambda old: {name: t.to(torch.int8) if "down" in name else t for name, t in old.items()})
-    assert "torch.int8" in error_of(tmp_path)
+    rewrite(tmp_path, lambda old: {name: t.to(dtype) if "down" in name else t for name, t in old.items()})
+    message = error_of(tmp_path)
+    assert f"down_proj.weight holds {dtype} numbers" in message
+    assert message.startswith(str(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, -100])
@@ -250,6 +253,14 @@ def test_a_corrupt_header_is_named(tmp_path: Path) -> None:
     assert error_of(tmp_path).startswith(f"{path} is damaged")
 
 
+def test_weights_that_cannot_be_opened_are_not_called_damaged(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.unlink()
+    path.mkdir()
+    assert error_of(tmp_path) == f"{path} cannot be read: Is a directory"
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     build(CASES["llama"]()).save_pretrained(tmp_path, max_shard_size="60KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
@@ -257,7 +268,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert error_of(tmp_path).startswith(f"{shard} is missing")
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "\x00"])
+@pytest.mark.parametrize("content", ["{", "[1]", "\x00", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"], ids=range(5))
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_malformed_json_is_named(file: str, content: str, tmp_path: Path) -> None:
     saved("llama", tmp_path)

@@ -156,6 +156,13 @@ def test_the_date_is_todays() -> None:
     assert text in {f"{day:%Y-%m-%d}" for day in (before, datetime.now())}
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
@@ -169,6 +176,7 @@ def test_the_date_is_todays() -> None:
         ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] must be a string; got None"),
         ([{"role": "user", "content": "a", "x": object()}], "JSON values only"),
         ([{"role": "user", "content": "a\ud83d"}], "half a surrogate pair"),
+        ([{"role": "user", "content": "a", "x": nested(100_000)}], "JSON values only"),
     ],
 )
 def test_malformed_messages_are_refused_by_position(messages: Any, says: str) -> None:
@@ -177,9 +185,15 @@ def test_malformed_messages_are_refused_by_position(messages: Any, says: str) ->
     assert "\n" not in str(refused.value)
 
 
+SELF_CALLING = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"
+
+
 @pytest.mark.parametrize(
     ("template", "says"),
     [
+        (SELF_CALLING, "rejected the messages: maximum recursion"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "the chat template is not valid: maximum recursion"),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "the chat template is not valid: too many"),
         (None, "the model has no chat template"),
         ("a\n{% if %}", "the chat template is not valid, line 2"),
         ("{{ raise_exception('not\nthis') }}", "rejected the messages: not this"),

@@ -108,6 +108,17 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         ("tokenizer.json", '{"model": {"type": "Nope"}}', "cannot read the tokenizer in"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
         ("generation_config.json", "[]", "generation_config.json must hold a JSON object"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "generation_config.json: eos_token_id must be a token id"),
+        ("config.json", '{"eos_token_id": [1, true]}', "config.json: eos_token_id must be a token id or a list"),
+        ("config.json", "[" * 100_000, "config.json is not valid JSON: nested too deeply"),
+        ("config.json", '{"a": ' + "9" * 5000 + "}", "config.json is not valid JSON: Exceeds the limit"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "tokenizer_config.json: chat_template must be text"),
+        ("tokenizer_config.json", '{"chat_template": [5]}', "tokenizer_config.json: chat_template must be text"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "chat_template must be text"),
+        ("chat_template.json", '{"chat_template": {"a": 1}}', "chat_template.json: chat_template must be text"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "tokenizer_config.json: eos_token must be the text of a token"),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "eos_token must be the text of a token"),
+        ("special_tokens_map.json", '{"bos_token": {"content": []}}', "special_tokens_map.json: bos_token must be"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str, says: str) -> None:
@@ -116,6 +127,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str, says: 
     with pytest.raises(ValueError, match=says) as refused:
         Tokenizer.from_directory(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    file = save(tmp_path) / "chat_template.jinja"
+    file.write_bytes(b"ab\xff")
+    with pytest.raises(ValueError, match=f"{file} is not valid UTF-8: invalid start byte at byte 3"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_added_tokens_are_told_from_those_of_text(tmp_path: Path) -> None:
+    backend = helpers.byte_level_backend()
+    text, whole = backend.get_vocab_size(with_added_tokens=False), backend.get_vocab_size()
+    backend.add_tokens(["<image>", "<sound>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert (tokenizer.text_vocab_size, tokenizer.vocab_size) == (text, whole + 2)
 
 
 def test_an_unreadable_conversion_is_one_line(tmp_path: Path) -> None:
