@@ -26,6 +26,8 @@ Progress = Callable[[str], None]
 POLL_SECONDS = 0.25
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """What is taken from a hub repository: configs, weights, tokenizer files and templates, and never code."""
+HUB_LEFT_OUT = ("consolidated*", "original/*")
+"""Second copies of the weights in their authors' own layouts."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,13 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         return ALIASES[model].cached_path() or fetch(ALIASES[model], progress)
     if (path := _existing_path(model)) is not None:
         return path
-    if model.startswith((".", "/", "~")) or model.endswith(".gguf") or model.count("/") > 1 or "\\" in model:
+    if model.startswith((".", "/", "~")) or model.lower().endswith(".gguf") or model.count("/") > 1 or "\\" in model:
         raise ValueError(f"there is no model at {model!r}: no such directory or .gguf file")
     if model.count("/") == 1:
-        return _in_directory(_from_hub(model, progress))
+        directory = _from_hub(model, progress)
+        if not (directory / "config.json").is_file():
+            raise ValueError(f"{model!r} has no config.json on the hub; of a GGUF repository fetch one file yourself")
+        return directory
     raise ValueError(f"{unknown_name('model', model, ALIASES)}; a path or a hub name org/name will do too")
 
 
@@ -112,7 +117,7 @@ def _existing_path(model: str) -> Path | None:
             return None
     except (OSError, RuntimeError) as error:
         raise ValueError(f"cannot look for a model at {model!r}: {error}") from None
-    if path.suffix != ".gguf":
+    if path.suffix.lower() != ".gguf":
         raise ValueError(f"{model!r} is neither a .gguf file nor a directory with a config.json")
     return path
 
@@ -121,7 +126,7 @@ def _in_directory(directory: Path) -> Path:
     """The directory itself if it has a config.json, else the one .gguf file in it."""
     if (directory / "config.json").is_file():
         return directory
-    found = sorted(path for path in directory.iterdir() if path.suffix == ".gguf")
+    found = sorted(path for path in directory.iterdir() if path.suffix.lower() == ".gguf")
     if not found:
         raise ValueError(f"the directory {directory} has neither a config.json nor a .gguf file")
     if len(found) > 1:
@@ -249,7 +254,7 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
     if progress is not None:
         progress(f"fetching {name} from the Hugging Face hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
+        return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS), ignore_patterns=list(HUB_LEFT_OUT)))
     except errors.HFValidationError:
         raise ValueError(f"{name!r} is no valid hub name (org/name)") from None
     except errors.GatedRepoError:

@@ -50,7 +50,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`: a Hugging Face directory or a .gguf file. ValueError if it is neither or not right."""
     if path.is_dir():
         return HuggingFaceCheckpoint(path)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix.lower() == ".gguf" and path.is_file():
         from specdec.models.gguf import GGUFCheckpoint
 
         return GGUFCheckpoint(path)

@@ -62,7 +62,7 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; a model directory needs it") from None
     except ValueError as error:

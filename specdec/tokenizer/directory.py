@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from specdec.tokenizer.parts import TokenizerParts
@@ -41,12 +43,52 @@ def parts_from_directory(directory: Path) -> TokenizerParts:
     backend.no_truncation()
     backend.no_padding()
     named = [_read_json(directory, name) for name in ("tokenizer_config.json", "special_tokens_map.json")]
+    _add_tokens(backend, named[0], _read_json(directory, "added_tokens.json"))
     own = _token_id(backend, named, "eos_token")
     eos = [own] if own is not None else []
     eos += _ids(_read_json(directory, "generation_config.json"), "eos_token_id")
     eos = eos or _ids(_read_json(directory, "config.json"), "eos_token_id")
     bos = _token_id(backend, named, "bos_token")
-    return TokenizerParts(backend, tuple(dict.fromkeys(eos)), bos, _chat_template(directory, named[0]))
+    template, names = _chat_template(directory, named[0]), _named_tokens(named)
+    return TokenizerParts(backend, tuple(dict.fromkeys(eos)), bos, template, names)
+
+
+def _add_tokens(backend: Backend, config: _JsonFile, added: _JsonFile) -> None:
+    """Add the tokens that stand beside tokenizer.json only, in the order of their ids, as transformers does."""
+    decoder, ids = config.values.get("added_tokens_decoder") or {}, added.values
+    try:
+        wanted = {int(token_id): _added_token(entry) for token_id, entry in decoder.items()}
+        wanted |= {token_id: AddedToken(text, normalized=False, special=True) for text, token_id in ids.items()}
+        ordered = sorted(wanted.items())
+    except (AttributeError, TypeError, ValueError, KeyError):
+        source = config if decoder else added
+        raise ValueError(f"{source.path}: added tokens must be ids with the texts of their tokens") from None
+    for token_id, token in ordered:
+        if backend.token_to_id(token.content) is None:
+            backend.add_tokens([token])
+        if backend.token_to_id(token.content) != token_id:
+            raise ValueError(
+                f"{config.path.parent}: the added token {token.content!r} should have the id {token_id}, "
+                f"but tokenizer.json makes it {backend.token_to_id(token.content)}"
+            )
+
+
+def _added_token(entry: Mapping[str, Any]) -> AddedToken:
+    flags = {
+        name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
+    }
+    return AddedToken(entry["content"], **flags)
+
+
+def _named_tokens(files: Sequence[_JsonFile]) -> dict[str, str]:
+    """The texts of `pad_token`, `unk_token` and whatever else the files name so."""
+    named: dict[str, str] = {}
+    for file in reversed(files):
+        for key, token in file.values.items():
+            text = token.get("content") if isinstance(token, dict) else token
+            if key.endswith("_token") and isinstance(text, str):
+                named[key] = text
+    return named
 
 
 def _backend(directory: Path) -> Backend:
@@ -58,6 +100,8 @@ def _backend(directory: Path) -> Backend:
             return _converted(directory)
     except Exception as error:
         reason = " ".join(str(error).split())
+        if not file.is_file() and not all(find_spec(package) for package in ("sentencepiece", "google.protobuf")):
+            reason = "without a tokenizer.json it takes the packages sentencepiece and protobuf"
         raise ValueError(f"cannot read the tokenizer in {directory}: {reason:.300}") from None
     raise ValueError(f"no tokenizer in {directory}: expected tokenizer.json or tokenizer.model")
 
@@ -94,7 +138,7 @@ def _template(file: _JsonFile) -> str | None:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not valid UTF-8: {error.reason} at byte {error.start + 1}") from None
     except OSError as error:

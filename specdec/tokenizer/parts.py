@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer as Backend
 
@@ -15,3 +16,5 @@ class TokenizerParts:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     chat_template: str | None = None
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the tokens that a chat template may name (`pad_token` and the like)."""

@@ -38,10 +38,12 @@ class Tokenizer:
         eos_token_ids: Iterable[int] = (),
         bos_token_id: int | None = None,
         chat_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id = bos_token_id
         self.chat_template = chat_template
+        self._named_tokens = dict(named_tokens or {})
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.text_vocab_size = max(backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
         added = backend.get_added_tokens_decoder().items()
@@ -119,7 +121,8 @@ class Tokenizer:
 
     def _named_special_tokens(self) -> dict[str, str]:
         named = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
-        return {name: self.token_text(token_id) for name, token_id in named.items() if token_id is not None}
+        own = {name: self.token_text(token_id) for name, token_id in named.items() if token_id is not None}
+        return self._named_tokens | own
 
     def _skipped(self, skip_special_tokens: bool) -> frozenset[int]:
         return self.special_token_ids if skip_special_tokens else frozenset()
@@ -131,6 +134,7 @@ def _assemble(parts: TokenizerParts) -> Tokenizer:
         eos_token_ids=parts.eos_token_ids,
         bos_token_id=parts.bos_token_id,
         chat_template=parts.chat_template,
+        named_tokens=parts.named_tokens,
     )
 
 

@@ -230,8 +230,8 @@ def test_a_hub_name_is_downloaded_by_huggingface_hub(tmp_path: Path, monkeypatch
     (tmp_path / "config.json").write_text("{}")
     asked: dict[str, Any] = {}
 
-    def download(name: str, allow_patterns: list[str]) -> str:
-        asked.update(name=name, allow_patterns=allow_patterns)
+    def download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.update(name=name, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -241,6 +241,9 @@ def test_a_hub_name_is_downloaded_by_huggingface_hub(tmp_path: Path, monkeypatch
     assert asked["name"] == "org/name"
     assert {"*.json", "*.safetensors"} <= set(asked["allow_patterns"])
     assert not {"*", "*.py", "*.bin", "*.pt"} & set(asked["allow_patterns"])
+    assert "consolidated*" in asked["ignore_patterns"]
+    (tmp_path / "config.json").unlink()
+    assert "'org/name' has no config.json on the hub" in refusal("org/name")
 
 
 def hub_error(kind: type[Exception], text: str) -> Exception:

@@ -150,3 +150,58 @@ def test_an_unreadable_conversion_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"cannot read the tokenizer in {tmp_path}") as refused:
         Tokenizer.from_directory(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["added_tokens_decoder", "added_tokens"])
+def test_tokens_that_stand_beside_tokenizer_json_are_added(tmp_path: Path, place: str) -> None:
+    size = helpers.byte_level_backend().get_vocab_size()
+    names = ["<|im_start|>", "<|im_end|>"]
+    config: dict[str, Any] = {"eos_token": "<|im_end|>"}
+    files: dict[str, Any] = {"tokenizer_config": config}
+    if place == "added_tokens":
+        files["added_tokens"] = {name: size + i for i, name in enumerate(names)}
+    else:
+        config[place] = {str(size + i): {"content": name, "special": True} for i, name in enumerate(names)}
+        config[place]["0"] = {"content": "<|end|>", "special": True}
+    tokenizer = Tokenizer.from_directory(save(tmp_path, **files))
+    assert tokenizer.encode("<|im_start|>")[-1:] == [size]
+    assert tokenizer.encode("<|im_end|>") == [size + 1]
+    assert tokenizer.eos_token_ids == (size + 1,)
+    assert tokenizer.decode([size + 1]) == ""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"added_tokens_decoder": {"99999": {"content": "<new>"}}}},
+        {"tokenizer_config": {"added_tokens_decoder": {"0": {"content": "<new>"}}}},
+        {"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "<new>"}}}},
+        {"tokenizer_config": {"added_tokens_decoder": {"0": "<new>"}}},
+        {"added_tokens": {"<new>": "x"}},
+        {"added_tokens": {"<new>": [1], "<other>": 5}},
+    ],
+)
+def test_added_tokens_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, files: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="added token") as error:
+        Tokenizer.from_directory(save(tmp_path, **files))
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_template_may_name_every_special_token(tmp_path: Path) -> None:
+    config = {
+        "chat_template": "{{ pad_token }}|{{ unk_token }}|{{ eos_token }}",
+        "pad_token": "a",
+        "eos_token": "<|end|>",
+    }
+    tokenizer = Tokenizer.from_directory(
+        save(tmp_path, tokenizer_config=config, special_tokens_map={"unk_token": {"content": "b"}})
+    )
+    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": ""}]), False) == "a|b|<|end|>"
+
+
+def test_a_bare_sentencepiece_model_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.tokenizer.directory.find_spec", lambda package: None)
+    (tmp_path / "tokenizer.model").write_bytes(b"junk")
+    with pytest.raises(ValueError, match="takes the packages sentencepiece and protobuf"):
+        Tokenizer.from_directory(tmp_path)
