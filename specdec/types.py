@@ -31,16 +31,18 @@ def _check_int(name: str, value: object, low: int, high: int | None = None) -> N
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    ok = ok and (low < value if open_low else low <= value) and value <= high  # type: ignore[operator]
+    ok = False
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        ok = (low < value if open_low else low <= value) and value <= high
     border = "above" if open_low else "at least"
     span = f"{border} {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
     _check(ok, f"{name} must be a number {span}; got {value!r}")
 
 
 def _check_ids(name: str, value: object) -> None:
-    ok = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    ok = ok and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in value)  # type: ignore[attr-defined]
+    ok = False
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        ok = all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in value)
     _check(ok, f"{name} must be a list of token ids; got {value!r}")
 
 
