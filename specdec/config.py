@@ -131,6 +131,9 @@ class EngineConfig:
         listed = self.speculative
         if not isinstance(listed, tuple) or not all(isinstance(entry, SpeculativeConfig) for entry in listed):
             raise ValueError(f"speculative must be a tuple of SpeculativeConfig; got {listed!r}")
+        methods = [entry.method for entry in listed]
+        if repeated := [method for method in methods if methods.count(method) > 1]:
+            raise ValueError(f"speculative_config names the proposer {repeated[0]!r} twice; give it one entry")
         self._check_budget()
 
     def _check_integers(self) -> None:

@@ -41,6 +41,7 @@ CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
             {"verifier": "coupled", "speculative_config": {"method": "ngram", "verifier": "rejection"}},
             "the verifier is 'coupled' in one place and 'rejection' in another",
         ),
+        ({"speculative_config": [{"method": "ngram"}] * 2}, "names the proposer 'ngram' twice; give it one entry"),
         ({"speculative_config": "ngram"}, "speculative_config must be a mapping or a list of them"),
         ({"speculative_config": {"num_speculative_tokens": 3}}, "speculative_config needs a method"),
         ({"speculative_config": {"method": 3}}, "method must be the name of a proposer"),

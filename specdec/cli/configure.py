@@ -74,8 +74,6 @@ def _read_speculative_json(text: str, proposer: str | None, k: int | None, verif
     methods = [entry.method for entry in config.speculative]
     if not methods:
         raise ValueError("--speculative-config names no proposer; use --proposer none for plain decoding")
-    if repeated := [method for method in methods if methods.count(method) > 1]:
-        raise ValueError(f"--speculative-config names {repeated[0]!r} twice; one entry per method")
     if proposer is not None and proposer not in methods:
         raise ValueError(f"--proposer {proposer} contradicts --speculative-config, which has {', '.join(methods)}")
     for entry in entries:

@@ -192,13 +192,10 @@ class BlockManager:
         for sequence in sequences:
             for i, block in enumerate(sequence.block_table):
                 owners[block] += 1
-                if i < sequence.num_hashed_blocks:
+                hash_ = self._hashes[block]
+                if hash_ is not None:
                     assert (i + 1) * self.block_size <= sequence.num_tokens, "an unverified token in a hashed block"
-                    chain = self._hash_chain(sequence, i + 1)
-                    assert self._hashes[block] == chain[i], "a block's hash is not its content's"
-                elif self._hashes[block] is not None:
-                    # A fork's last block, which its parent has filled: it is copied before the fork writes.
-                    assert i == sequence.num_computed_tokens // self.block_size, "a registered block may be written"
+                    assert self._hash_chain(sequence, i + 1)[i] == hash_, "a block's hash is not its content's"
             assert sequence.num_computed_tokens <= len(sequence.block_table) * self.block_size
         assert owners == self._ref_counts, "reference counts do not match the block tables"
         states = [*self._free, *self._cached, *(b for b in range(self.num_blocks) if owners[b])]

@@ -221,14 +221,22 @@ class Scheduler:
             self._commit_row(row, verdict)
 
     def cancel(self, schedule: Schedule) -> None:
-        """Undo a schedule that was not computed: nothing it made writable can be trusted, so it is recomputed."""
+        """Undo a step that was not computed, or not committed to its end: what it wrote is not trusted, but recomputed.
+
+        Rows that were committed keep their tokens; a row that was cut in half keeps those whose record is whole.
+        """
         for row in schedule.rows:
-            if row.sequence.status is Status.RUNNING:
-                self._preempt(row.sequence)
+            sequence = row.sequence
+            if sequence.status is Status.RUNNING:
+                del sequence.provenance[sequence.num_output_tokens :]
+                del sequence.logprobs[sequence.num_output_tokens :]
+                self._preempt(sequence)
 
     def _commit_row(self, row: ScheduledRow, verdict: Verdict) -> None:
         sequence = row.sequence
         assert len(verdict.token_ids) == verdict.num_accepted + (row.reaches_end and verdict.error is None)
+        known = len(sequence.prompt_logprobs) - row.start
+        sequence.prompt_logprobs.extend((verdict.prompt_logprobs or ())[max(0, known) :])
         if verdict.error is not None:
             # What a faulty step left in the cache is not to be trusted: no block is registered, no fork shares it.
             if self._append(sequence, row.draft, verdict):
@@ -236,8 +244,6 @@ class Scheduler:
             else:
                 self.fail(sequence, verdict.error)
             return
-        known = len(sequence.prompt_logprobs) - row.start
-        sequence.prompt_logprobs.extend((verdict.prompt_logprobs or ())[max(0, known) :])
         if not row.reaches_end:
             sequence.num_computed_tokens = row.end
             self.blocks.commit(sequence)
@@ -260,7 +266,6 @@ class Scheduler:
             sequence.provenance.append(origin)
             if verdict.logprobs is not None:
                 sequence.logprobs.append(verdict.logprobs[kept - 1])
-                sequence.cumulative_logprob += verdict.logprobs[kept - 1][token_id].logprob
             ended = append_token(sequence, token_id, self.max_model_len)
             if ended:
                 break

@@ -43,8 +43,6 @@ class Sequence:
     provenance: list[str] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    cumulative_logprob: float = 0.0
-    """Of the generated tokens, where `logprobs` were asked for."""
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     """Entry i belongs to prompt token i + 1."""
     finish_reason: str | None = None
@@ -88,7 +86,12 @@ class Sequence:
         return self.request.priority, self.request.arrival, self.index
 
     def max_draft_length(self, max_model_len: int) -> int:
-        """How many draft tokens could still be kept: one token is emitted beside them, and limits bind."""
+        """How many draft tokens could still be kept: one token is emitted beside them, and limits bind.
+
+        None while other samples wait for the prompt: what they share must hold the prompt's tokens and no more.
+        """
+        if self.forks:
+            return 0
         room = max_model_len - self.num_tokens
         if self.request.params.max_tokens is not None:
             room = min(room, self.request.params.max_tokens - self.num_output_tokens)

@@ -10,7 +10,7 @@ import torch
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine.loop import Engine
-from specdec.engine.requests import TargetFacts, check_proposers
+from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
@@ -27,7 +27,6 @@ from specdec.tokenizer import Tokenizer
 def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = None) -> Engine:
     """Load what `config` names; see `Engine.from_config`."""
     start = time.monotonic()
-    check_proposers(config)
     for proposer in config.speculative:
         check_settings(proposer)
     device = torch.device("cpu")
@@ -96,7 +95,7 @@ def assemble(
     """An engine around a model that is already there. `proposers` adds instances of one's own by name."""
     device = device if device is not None else torch.device("cpu")
     layout = model.kv_layout()
-    longest = max([0, *check_proposers(config).values()])
+    longest = max([0, *draft_lengths(config).values()])
     available = available_host_memory()
     memory = plan_memory(
         layout,

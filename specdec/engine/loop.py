@@ -42,7 +42,7 @@ class _RequestState:
         """Take over a sample's new state."""
         if sequence.is_finished and not self.completions[sequence.index].finished:
             self.num_unfinished -= 1
-        self.completions[sequence.index] = _completion(sequence)
+        self.completions[sequence.index] = _completion(sequence, self.completions[sequence.index])
 
 
 class Engine:
@@ -144,28 +144,26 @@ class Engine:
         with record.time("schedule"):
             schedule = self.scheduler.schedule()
         if schedule.rows:
-            record.num_rows = len(schedule.rows)
-            record.num_tokens = sum(row.num_scheduled_tokens for row in schedule.rows)
-            self._mark_scheduled(schedule)
             try:
-                verdicts = self.runner.execute(schedule, record)
+                self._compute(schedule, record)
             except BaseException:
                 self.scheduler.cancel(schedule)
                 raise
-            with record.time("commit"):
-                self._commit(schedule, verdicts)
             with record.time("propose"):
                 self._propose(schedule)
         return self._take_outputs()
 
-    def _commit(self, schedule: Schedule, verdicts: list[Verdict]) -> None:
-        self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
-        for row, verdict in zip(schedule.rows, verdicts, strict=True):
-            if verdict.token_ids or verdict.error is not None:
-                self._touched[row.sequence] = None
-        for row in schedule.rows:
-            if row.sequence.is_finished:
-                self.runner.forget(row.sequence)
+    def _compute(self, schedule: Schedule, record: StepRecord) -> None:
+        """Execute and commit."""
+        record.num_rows = len(schedule.rows)
+        record.num_tokens = sum(row.num_scheduled_tokens for row in schedule.rows)
+        self._mark_scheduled(schedule)
+        verdicts = self.runner.execute(schedule, record)
+        with record.time("commit"):
+            for row, verdict in zip(schedule.rows, verdicts, strict=True):
+                if verdict.token_ids or verdict.error is not None:
+                    self._touched[row.sequence] = None
+            self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
 
     def _take_outputs(self) -> list[RequestOutput]:
         """Outputs of the requests whose samples changed since the last call."""
@@ -173,11 +171,11 @@ class Engine:
         while self._touched:
             sequence = next(iter(self._touched))
             state = self._states[sequence.request.request_id]
-            if sequence.finish_reason == "error":
-                for sample in state.sequences:  # those that waited for its prompt ended with it
-                    state.refresh(sample)
-            else:
-                state.refresh(sequence)
+            # Where a sample failed, those that waited for its prompt ended with it.
+            for sample in state.sequences if sequence.finish_reason == "error" else [sequence]:
+                state.refresh(sample)
+                if sample.is_finished:
+                    self.runner.forget(sample)
             states[sequence.request.request_id] = state
             del self._touched[sequence]
         return [self._output(state) for state in states.values()]
@@ -261,15 +259,20 @@ class Engine:
         )
 
 
-def _completion(sequence: Sequence) -> CompletionOutput:
-    """A copy of a sample's state: what a caller keeps must not change under its hands."""
-    wants_logprobs = sequence.request.params.logprobs is not None
+def _completion(sequence: Sequence, before: CompletionOutput | None = None) -> CompletionOutput:
+    """A copy of a sample's state: what a caller keeps must not change under its hands. It goes on from `before`."""
+    tokens = sequence.output_token_ids
+    logprobs, cumulative = None, None
+    if sequence.request.params.logprobs is not None:
+        logprobs = sequence.logprobs[: len(tokens)]
+        old, cumulative = (0, 0.0) if before is None else (len(before.token_ids), before.cumulative_logprob or 0.0)
+        cumulative += sum(entry[t].logprob for entry, t in zip(logprobs[old:], tokens[old:], strict=True))
     return CompletionOutput(
         index=sequence.index,
         text=visible_text(sequence),
-        token_ids=sequence.output_token_ids,
-        cumulative_logprob=sequence.cumulative_logprob if wants_logprobs else None,
-        logprobs=list(sequence.logprobs) if wants_logprobs else None,
+        token_ids=tokens,
+        cumulative_logprob=cumulative,
+        logprobs=logprobs,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=sequence.error,

@@ -28,14 +28,9 @@ class TargetFacts:
     """An upper bound for one step of `max_num_batched_tokens`."""
 
 
-def check_proposers(config: EngineConfig) -> dict[str, int]:
+def draft_lengths(config: EngineConfig) -> dict[str, int]:
     """The loaded proposers' names with their own `num_speculative_tokens`; "none" is always among them."""
-    lengths = {"none": 0}
-    for proposer in config.speculative:
-        if proposer.method in lengths and proposer.method != "none":
-            raise ValueError(f"speculative_config names the proposer {proposer.method!r} twice")
-        lengths[proposer.method] = 0 if proposer.method == "none" else proposer.num_speculative_tokens
-    return lengths
+    return {entry.method: entry.num_speculative_tokens for entry in config.speculative} | {"none": 0}
 
 
 class RequestBuilder:
@@ -46,7 +41,7 @@ class RequestBuilder:
         self.facts = facts
         self.tokenizer = tokenizer
         self.pool_tokens = pool_tokens
-        self.proposers = check_proposers(config)
+        self.proposers = draft_lengths(config)
         self.default_proposer = config.speculative[0].method if config.speculative else "none"
 
     @property

@@ -144,7 +144,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) 
         (["--speculative-config=[]"], "names no proposer"),
         (["--speculative-config={}"], "needs a method"),
         (['--speculative-config={"method": "ngram", "prompt_lookup_mx": 3}'], "did you mean 'prompt_lookup_max'?"),
-        (['--speculative-config=[{"method": "ngram"}, {"method": "ngram"}]'], "names 'ngram' twice"),
+        (['--speculative-config=[{"method": "ngram"}, {"method": "ngram"}]'], "names the proposer 'ngram' twice"),
         (['--speculative-config={"method": "ngram"}', "--proposer=none"], "contradicts --speculative-config"),
         (['--speculative-config={"method": "ngram", "num_speculative_tokens": 3}', "-k5"], "which says 3"),
         (

@@ -1,9 +1,10 @@
 """The loop: streaming, cached prompts, stops at every place, several engines in one process."""
 
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
+from specdec.core import scheduler
 from specdec.types import SamplingParams, SpeculationParams
 from tests.toys import (
     EOS,
@@ -203,6 +204,33 @@ def test_an_interrupt_while_blocks_are_copied_loses_no_copy(monkeypatch) -> None
     monkeypatch.setattr(engine.runner.kv, "copy_blocks", copy_or_not)
     engine.add_request("r", [1] * 6, params)
     assert tokens([run_through_interrupts(engine)["r"]]) == plain
+
+
+@pytest.mark.parametrize("when", range(1, 20, 2))
+@pytest.mark.parametrize("place", ["append_token", "commit"])
+def test_an_interrupt_while_a_step_is_committed(when: int, place: str, monkeypatch) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=1)
+    prompts = [[1, 2, 3], [4] * 6, [5]]
+    plain = generate(make_engine(ScriptedModel(looping_script(13, 5), 13)), prompts, params)
+    engine = make_engine(ScriptedModel(looping_script(13, 5), 13), proposer="ngram")
+    home, calls = (scheduler, count()) if place == "append_token" else (engine.scheduler.blocks, count())
+    whole = getattr(home, place)
+
+    def cut(*arguments):
+        if next(calls) == when:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(home, place, cut)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    finished = run_through_interrupts(engine)
+    for i, expected in enumerate(plain):
+        sample = finished[str(i)].outputs[0]
+        assert sample.token_ids == expected.outputs[0].token_ids
+        assert sample.cumulative_logprob == pytest.approx(expected.outputs[0].cumulative_logprob)
+        assert len(sample.provenance) == len(sample.logprobs) == 8
+    assert engine.runner.proposers["ngram"]._indexes == {}
 
 
 def test_what_a_step_said_before_an_interrupt_is_reported_by_the_next() -> None:

@@ -199,6 +199,39 @@ def test_what_was_said_before_a_fault_does_not_depend_on_the_draft(
     assert again.outputs[0].token_ids == sample.token_ids
 
 
+@pytest.mark.parametrize("stops", [[], [3]])
+@pytest.mark.parametrize(("temperature", "verifier"), [(0.7, "auto"), (0.7, "coupled")])
+def test_a_fault_beside_samples_that_wait_for_the_prompt(stops: list[int], temperature: float, verifier: str) -> None:
+    """The chunk before leaves one prompt token: nothing may be drafted there while other samples wait to share it."""
+
+    def script(prefix):
+        logits = torch.full((20,), -20.0).numpy()
+        logits[3 if len(prefix) == 10 else 4] = 20.0
+        return logits * (math.nan if len(prefix) >= 12 else 1.0)
+
+    params = SamplingParams(temperature=temperature, n=2, max_tokens=6, seed=1, stop_token_ids=stops)
+    prompt = [3, 4, 3, 4, 3, 4, 3, 4, 3, 4]
+    expected = generate(make_engine(ScriptedModel(script, 20)), [prompt], params)[0]
+    engine = make_engine(
+        ScriptedModel(script, 20), proposer="ngram", verifier=verifier, max_num_seqs=2, max_num_batched_tokens=9
+    )
+    output = generate(engine, [prompt], params)[0]
+    assert [(s.token_ids, s.finish_reason, s.error) for s in output.outputs] == [
+        (s.token_ids, s.finish_reason, s.error) for s in expected.outputs
+    ]
+    assert {s.finish_reason for s in output.outputs} == {"stop" if stops else "error"}
+
+
+@pytest.mark.parametrize("budget", [5, 40])
+def test_a_prompt_that_ends_in_a_fault_still_has_its_logprobs(budget: int) -> None:
+    healthy = random_script(20)
+    model = ScriptedModel(lambda prefix: healthy(prefix) * (math.nan if len(prefix) >= 12 else 1.0), 20)
+    engine = make_engine(model, max_num_seqs=1, max_num_batched_tokens=budget)
+    (output,) = generate(engine, [[1] * 12], SamplingParams(temperature=0, prompt_logprobs=1))
+    assert output.outputs[0].finish_reason == "error"
+    assert len(output.prompt_logprobs) == 12
+
+
 class Stumbling(ScriptedModel):
     """Raises on any batch that holds a row beginning with 9, before or after the KV is written."""
 
