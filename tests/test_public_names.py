@@ -22,7 +22,7 @@ PUBLIC_NAMES = {
     "__version__",
 }
 
-HEAVY = {"torch", "numpy", "transformers", "tokenizers", "click"}
+HEAVY = {"torch", "numpy", "transformers", "tokenizers", "click", "prometheus_client"}
 
 
 def imported_by(statement: str) -> set[str]:
@@ -63,6 +63,11 @@ def test_importing_the_package_is_light() -> None:
 def test_parameters_and_configuration_need_no_torch() -> None:
     names = "SamplingParams, EngineConfig, SpeculativeConfig, SpeculationParams, RequestOutput, CompletionOutput"
     assert not HEAVY & imported_by(f"from specdec import {names}")
+
+
+def test_prometheus_is_imported_when_metrics_are_read_and_no_sooner() -> None:
+    assert not HEAVY & imported_by("import specdec.metrics")
+    assert "prometheus_client" not in imported_by("import specdec.engine, specdec.llm, specdec.cli.app")
 
 
 def test_the_core_needs_no_torch() -> None:

@@ -85,7 +85,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_prefix_queries = 0
-        """Tokens of started sequences that were looked up in the prefix cache."""
+        """Prompt tokens of started requests that were looked up in the prefix cache."""
         self.num_prefix_hits = 0
         """Tokens found there."""
 
@@ -209,8 +209,10 @@ class Scheduler:
         return self.blocks.enable_prefix_caching and sequence.request.params.prompt_logprobs is None
 
     def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> None:
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = num_cached_tokens
+        """Count a request's first look-up alone: what a sample finds again after losing its blocks is its own work."""
+        if sequence.index or sequence.num_preemptions or not self._may_match_prefix(sequence):
+            return
+        sequence.num_cached_tokens = num_cached_tokens
         self.num_prefix_queries += sequence.num_tokens
         self.num_prefix_hits += num_cached_tokens
 

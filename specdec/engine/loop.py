@@ -12,6 +12,7 @@ from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.core.stopping import visible_text
 from specdec.engine.requests import Prompt, RequestBuilder, TargetFacts
+from specdec.metrics import EngineMetrics, EngineState, SampleClock
 from specdec.runner import Runner, StepRecord
 from specdec.step.memory import MemoryPlan
 from specdec.tokenizer import Tokenizer
@@ -36,13 +37,16 @@ class _RequestState:
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
         self.prompt_token_ids = list(request.prompt_token_ids)
         self.completions = [_completion(sequence) for sequence in sequences]
+        self.clocks = [SampleClock(self.metrics, len(self.prompt_token_ids)) for _ in sequences]
         self.num_unfinished = len(sequences)
 
-    def refresh(self, sequence: Sequence) -> None:
-        """Take over a sample's new state."""
-        if sequence.is_finished and not self.completions[sequence.index].finished:
+    def refresh(self, sequence: Sequence, counts: EngineMetrics, now: float) -> None:
+        """Take over a sample's new state, and count what it gained."""
+        before = self.completions[sequence.index]
+        after = self.completions[sequence.index] = _completion(sequence, before)
+        if sequence.is_finished and not before.finished:
             self.num_unfinished -= 1
-        self.completions[sequence.index] = _completion(sequence, self.completions[sequence.index])
+        counts.record_sample(before, after, self.clocks[sequence.index], now)
 
 
 class Engine:
@@ -76,6 +80,12 @@ class Engine:
         self._states: dict[str, _RequestState] = {}
         self._touched: dict[Sequence, None] = {}  # samples whose change is still to be reported, in order
         self._num_arrivals = 0
+        self._counts = EngineMetrics(
+            config.model,
+            max_model_len=self._requests.max_model_len,
+            max_draft_length=max(self._requests.proposers.values()),
+            state=self._state,
+        )
 
     @staticmethod
     def from_config(config: EngineConfig, progress: Callable[[str], None] | None = None) -> Engine:
@@ -149,6 +159,7 @@ class Engine:
             except BaseException:
                 self.scheduler.cancel(schedule)
                 raise
+            self._counts.record_step(record.num_tokens)
             with record.time("propose"):
                 self._propose(schedule)
         return self._take_outputs()
@@ -168,17 +179,18 @@ class Engine:
     def _take_outputs(self) -> list[RequestOutput]:
         """Outputs of the requests whose samples changed since the last call."""
         states: dict[str, _RequestState] = {}
+        now = time.monotonic()
         while self._touched:
             sequence = next(iter(self._touched))
             state = self._states[sequence.request.request_id]
             # Where a sample failed, those that waited for its prompt ended with it.
             for sample in state.sequences if sequence.finish_reason == "error" else [sequence]:
-                state.refresh(sample)
+                state.refresh(sample, self._counts, now)
                 if sample.is_finished:
                     self.runner.forget(sample)
             states[sequence.request.request_id] = state
             del self._touched[sequence]
-        return [self._output(state) for state in states.values()]
+        return [self._output(state, now) for state in states.values()]
 
     def _mark_scheduled(self, schedule: Schedule) -> None:
         now = time.monotonic()
@@ -204,17 +216,36 @@ class Engine:
         """End a request now; its last output, or None if there is no such unfinished request."""
         if not isinstance(request_id, str) or request_id not in self._states:
             return None
-        state = self._states[request_id]
+        state, now = self._states[request_id], time.monotonic()
         for sequence in self.scheduler.abort(request_id):
             self.runner.forget(sequence)
         for sequence in state.sequences:
             self._touched.pop(sequence, None)
-            state.refresh(sequence)
-        return self._output(state)
+            state.refresh(sequence, self._counts, now)
+        return self._output(state, now)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while any request holds blocks."""
         return self.scheduler.blocks.reset_prefix_cache()
+
+    def metrics(self) -> str:
+        """What this engine has counted so far, in Prometheus' text format: vLLM's names with the prefix `specdec:`.
+
+        Tokens, drafts and ends are counted as they are returned: sums over the outputs equal the counters.
+        """
+        return self._counts.render()
+
+    def _state(self) -> EngineState:
+        scheduler = self.scheduler
+        num_unfinished = sum(state.num_unfinished for state in self._states.values())
+        return EngineState(
+            num_running=len(scheduler.running),
+            num_waiting=num_unfinished - len(scheduler.running),
+            kv_cache_usage=scheduler.blocks.usage,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+        )
 
     def _decode_logprobs(self, verdict: Verdict) -> Verdict:
         """Add the tokens' texts to a verdict's log probabilities."""
@@ -233,10 +264,9 @@ class Engine:
         text = self.tokenizer.token_text
         return tuple({t: replace(value, decoded_token=text(t)) for t, value in entry.items()} for entry in entries)
 
-    def _output(self, state: _RequestState) -> RequestOutput:
+    def _output(self, state: _RequestState, now: float) -> RequestOutput:
         """The state of a request; a finished one is forgotten here."""
         request, first, finished = state.request, state.sequences[0], not state.num_unfinished
-        now = time.monotonic()
         if state.metrics.first_token_time is None and any(completion.token_ids for completion in state.completions):
             state.metrics.first_token_time = now
         if finished:
