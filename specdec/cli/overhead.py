@@ -18,8 +18,7 @@ from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
-from specdec.proposers.base import ProposalInput
-from specdec.proposers.ngram import NgramProposer, NgramSettings
+from specdec.proposers.base import ProposalInput, build_proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.types import Request, SamplingParams
@@ -33,8 +32,9 @@ ALPHABET = 16
 LEAP_EVERY = 6
 STAGES = ("schedule", "batch", "sample", "commit", "propose")
 STEP_TARGETS_MS = {1: 1.0, 32: 6.0}
-PROPOSER_CONTEXTS = (512, 2_000, 32_000)
-PROPOSER_TARGET_US = 50.0
+PROPOSER_CONTEXTS = (512, 16_000)
+PROPOSER_BATCH_SIZES = (1, 16)
+PROPOSER_TARGETS_US = {"ngram": 50.0, "suffix": 100.0}
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,10 @@ class StepTime:
 
 @dataclass(frozen=True)
 class ProposerTime:
-    """The n-gram proposer's median cost of one draft for one sequence, in microseconds."""
+    """A training-free proposer's median cost of one draft, in microseconds a sequence."""
 
+    method: str
+    batch_size: int
     context: int
     median_us: float
     target_us: float
@@ -65,7 +67,7 @@ class ProposerTime:
 @dataclass(frozen=True)
 class Overhead:
     steps: tuple[StepTime, ...]
-    ngram: tuple[ProposerTime, ...]
+    proposers: tuple[ProposerTime, ...]
     num_speculative_tokens: int
     vocab_size: int
     num_steps: int
@@ -78,7 +80,12 @@ def measure_overhead() -> Overhead:
     """Run every measurement; well under a minute."""
     return Overhead(
         steps=tuple(measure_step(size, target) for size, target in STEP_TARGETS_MS.items()),
-        ngram=tuple(measure_ngram(context) for context in PROPOSER_CONTEXTS),
+        proposers=tuple(
+            measure_proposer(method, size, context, target)
+            for method, target in PROPOSER_TARGETS_US.items()
+            for size in PROPOSER_BATCH_SIZES
+            for context in PROPOSER_CONTEXTS
+        ),
         num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
         vocab_size=VOCAB_SIZE,
         num_steps=STEPS,
@@ -183,24 +190,30 @@ def _acceptance_rate(engine: Engine, batch_size: int) -> float:
     return sum(s.num_accepted_tokens for s in stats) / max(1, sum(s.num_draft_tokens for s in stats))
 
 
-def measure_ngram(context: int, num_steps: int = STEPS) -> ProposerTime:
-    """Median cost of a draft for a sequence of `context` tokens that grew by a few since the last one.
+def measure_proposer(
+    method: str, batch_size: int, context: int, target_us: float, num_steps: int = STEPS
+) -> ProposerTime:
+    """Median cost of a draft for each of some sequences of `context` tokens that grew by a few since the last one.
 
-    The context is random, so that the index has as many entries as it can; what comes after repeats its beginning.
+    The contexts are random, so that an index has as many entries as it can; what comes after repeats their beginning.
     """
     generator = torch.Generator().manual_seed(0)
-    tokens: list[int] = torch.randint(VOCAB_SIZE, (context,), generator=generator).tolist()
-    tokens += (tokens * (1 + num_steps * 3 // context))[: num_steps * 3]
-    request = Request("0", tuple(tokens[:context]), SamplingParams(temperature=0), seed=0, arrival=0)
-    sample = Sample(request, 0, tokens[:context])
-    proposer = NgramProposer(NgramSettings())
-    wanted = ProposalInput([NUM_SPECULATIVE_TOKENS])
-    proposer.propose([sample], wanted)
+    grown = 3 * num_steps
+    texts, samples = [], []
+    for index in range(batch_size):
+        tokens: list[int] = torch.randint(VOCAB_SIZE, (context,), generator=generator).tolist()
+        texts.append((tokens * (2 + grown // context))[: context + grown])
+        request = Request(str(index), tuple(tokens), SamplingParams(temperature=0), seed=0, arrival=index)
+        samples.append(Sample(request, 0, tokens))
+    proposer = build_proposer(SpeculativeConfig(method))
+    wanted = ProposalInput([NUM_SPECULATIVE_TOKENS] * batch_size)
+    proposer.propose(samples, wanted)
     times = []
-    for step in range(num_steps):
-        sample.token_ids.extend(tokens[context + 3 * step : context + 3 * (step + 1)])
-        times.append(_seconds(lambda: proposer.propose([sample], wanted)))
-    return ProposerTime(context, 1e6 * statistics.median(times), PROPOSER_TARGET_US)
+    for end in range(context + 3, context + grown + 1, 3):
+        for sample, text in zip(samples, texts, strict=True):
+            sample.token_ids.extend(text[end - 3 : end])
+        times.append(_seconds(lambda: proposer.propose(samples, wanted)))
+    return ProposerTime(method, batch_size, context, 1e6 * statistics.median(times) / batch_size, target_us)
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -224,12 +237,15 @@ def report(result: Overhead) -> str:
         )
     lines += [
         "",
-        "The n-gram proposer alone, in microseconds a sequence",
-        f"{'context':>8}  {'median':>8}  {'target':>8}",
+        "A proposer alone, in microseconds a sequence",
+        f"{'':8}  {'rows':>8}  {'context':>8}  {'median':>8}  {'target':>8}",
     ]
-    for proposer in result.ngram:
+    for proposer in result.proposers:
         verdict = _target(proposer.median_us, proposer.target_us)
-        lines.append(f"{proposer.context:8,}  {proposer.median_us:8.1f}  {verdict:>8}")
+        lines.append(
+            f"{proposer.method:8}  {proposer.batch_size:8}  {proposer.context:8,}  "
+            f"{proposer.median_us:8.1f}  {verdict:>8}"
+        )
     lines += ["", f"torch {result.torch_version}, {result.torch_threads} threads, Python {result.python_version}"]
     return "\n".join(lines)
 

@@ -59,6 +59,7 @@ class NoSettings:
 PROPOSERS = {
     "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
     "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
+    "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
 }
 """Method name -> module, settings dataclass, proposer class; imported when first asked for."""
 

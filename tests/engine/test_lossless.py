@@ -45,7 +45,7 @@ def drafted_by(name: str, target: ScriptedModel, k: int, **options):
     return make_engine(target, proposer=name, k=k, proposers=given, **options)
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "random", "self", "oracle"])
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", "random", "self", "oracle"])
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 def test_greedy_is_plain_greedy(proposer: str, k: int) -> None:
     params = SamplingParams(temperature=0, max_tokens=40)
@@ -53,7 +53,7 @@ def test_greedy_is_plain_greedy(proposer: str, k: int) -> None:
     assert tokens(generate(drafted_by(proposer, target, k), PROMPTS, params)) == tokens(plain(params))
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "random", "self"])
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", "random", "self"])
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_coupled_has_the_same_bytes(proposer: str, k: int) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=40, seed=11, n=2)
@@ -75,7 +75,7 @@ def test_coupled_ignores_mates_chunks_preemption_and_hits(data: st.DataObject) -
     max_num_seqs = data.draw(st.integers(1, 4))
     target = model()
     engine = drafted_by(
-        data.draw(st.sampled_from(["none", "ngram", "random", "self"])),
+        data.draw(st.sampled_from(["none", "ngram", "suffix", "random", "self"])),
         target,
         data.draw(st.integers(1, 6)),
         verifier="coupled",
@@ -95,7 +95,7 @@ def test_a_tiny_pool_preempts_and_nothing_changes() -> None:
     params = SamplingParams(temperature=0, max_tokens=30)
     prompts = [[i, i + 1, i + 2] for i in range(6)]
     expected = tokens(plain(params, prompts))
-    for proposer in ("none", "ngram", "random", "self", "oracle"):
+    for proposer in ("none", "ngram", "suffix", "random", "self", "oracle"):
         engine = drafted_by(proposer, model(), 4, kv_cache_tokens=48, enable_prefix_caching=False)
         assert tokens(generate(engine, prompts, params)) == expected
         assert engine.scheduler.num_preemptions > 0
@@ -116,6 +116,21 @@ def test_the_target_as_its_own_draft_is_accepted_whole(temperature: float, verif
     assert len(output.outputs[0].token_ids) == 200
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert set(output.outputs[0].provenance) == {"self", "bonus"}
+
+
+def test_past_outputs_draft_what_was_said_before_under_the_same_salt() -> None:
+    """A second request for the same finds its whole answer in the tree; a salt of its own finds nothing."""
+    target = ScriptedModel(random_script(200), 200)
+    engine = make_engine(target, proposer="suffix", k=4)
+    params = SamplingParams(temperature=0, max_tokens=60)
+    accepted = []
+    for number, salt in enumerate([None, None, "x", "x"]):
+        engine.add_request(str(number), [1, 2, 3], params, cache_salt=salt)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+        accepted.append(outputs[0].outputs[0].speculation.num_accepted_tokens)
+    assert accepted[0] == accepted[2] < 20
+    assert accepted[1] == accepted[3] > 40
 
 
 class Pulsing(SelfProposer):
