@@ -32,7 +32,7 @@ ALPHABET = 16
 LEAP_EVERY = 6
 STAGES = ("schedule", "batch", "sample", "commit", "propose")
 STEP_TARGETS_MS = {1: 1.0, 32: 6.0}
-PROPOSER_CONTEXTS = (512, 16_000)
+PROPOSER_CONTEXTS = (512, 16_000, 32_000)
 PROPOSER_BATCH_SIZES = (1, 16)
 PROPOSER_TARGETS_US = {"ngram": 50.0, "suffix": 100.0}
 

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
 from specdec.engine import Engine
+from specdec.proposers.base import build_proposer
 from specdec.types import RequestOutput, SamplingParams, SpeculationParams, SpeculationStats
 from tests.test_metrics import read
 from tests.toys import (
@@ -24,7 +26,7 @@ from tests.toys import (
 )
 
 VOCABULARY = 13
-PROPOSERS = ("none", "ngram", "random", "self", "oracle")
+PROPOSERS = ("none", "ngram", "suffix", "random", "self", "oracle")
 FAULTY = 11
 """Prompts that begin with this token meet bad logits after a few output tokens."""
 
@@ -37,7 +39,12 @@ def every_proposer(**options) -> tuple[Engine, ScriptedModel]:
         return logits * math.nan if prefix[0] == FAULTY and len(prefix) >= 9 else logits
 
     target = ScriptedModel(script, VOCABULARY, max_model_len=60)
-    given = {"random": RandomProposer(VOCABULARY), "self": SelfProposer(target), "oracle": OracleProposer(target, 2)}
+    given = {
+        "suffix": build_proposer(SpeculativeConfig("suffix")),
+        "random": RandomProposer(VOCABULARY),
+        "self": SelfProposer(target),
+        "oracle": OracleProposer(target, 2),
+    }
     return make_engine(target, proposer="ngram", proposers=given, **options), target
 
 
