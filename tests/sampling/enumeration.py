@@ -129,9 +129,8 @@ def enumerate_chain(
             accepted[count] += reach
             for token in range(table.vocab_size) if reach > 0 else ():
                 emission = (*draft[:count], token)
-                joint[emission] += (
-                    reach * emission_law[token] * (table.continuation(emission) if emission_law[token] else 0.0)
-                )
+                prob = emission_law[token]
+                joint[emission] += reach * prob * (table.continuation(emission) if prob else 0.0)
     return Outcome(joint, accepted)
 
 
@@ -231,9 +230,8 @@ def enumerate_tree(
         children = [i for i, parent in enumerate(parents) if parent == node]
         left = law(table.target_logits[prefix])
         drawn_from = torch.stack([table.draft_probs[prefix]] * len(children)) if drawn and children else None
-        for child, (chance, rest) in zip(
-            children, trials(left, [token_ids[i] for i in children], drawn_from), strict=True
-        ):
+        judged = trials(left, [token_ids[i] for i in children], drawn_from) if children else iter(())
+        for child, (chance, rest) in zip(children, judged, strict=True):
             if reach > 0 and chance > 0:
                 walk(token_ids, child, (*prefix, token_ids[child]), reach * chance)
             reach, left = reach * (1 - chance), rest

@@ -11,11 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import specdec.sampling.block as block
+import specdec.sampling.rejection as rejection
 from specdec.kernels import reference
 from specdec.sampling import trees as production
 from specdec.sampling.emission import law, residual
 from specdec.sampling.process import SamplingRow, process_logits
-from specdec.sampling.rng import NoiseKey, Stream, gumbel, gumbel_argmax
+from specdec.sampling.rng import NoiseKey, Stream, gumbel, gumbel_argmax, uniform
 from specdec.sampling.trees import Trial, drawn_children, fixed_children
 from specdec.sampling.verify import verify
 from specdec.types import Draft, SamplingParams, Verdict
@@ -29,6 +31,7 @@ from tests.sampling.enumeration import (
     fixed_trees,
     optimal_transport_bound,
     random_table,
+    table_of_laws,
     total_variation,
     tree_paths,
 )
@@ -133,9 +136,9 @@ def _deviations(shape: tuple[int, ...], trials: Trials, *, drawn: bool) -> list[
 
 @pytest.mark.parametrize("shape", [(-1, -1), (-1, -1, 0, 0)])
 def test_wrong_rules_do_not_have_the_targets_law(shape: tuple[int, ...]) -> None:
-    assert np.median(_deviations(shape, without_renormalising, drawn=False)) > 1e-3
-    assert np.median(_deviations(shape, stale_draft_law, drawn=True)) > 1e-3
-    assert np.median(_deviations(shape, draft_law_not_renormalised, drawn=True)) > 1e-3
+    assert np.quantile(_deviations(shape, without_renormalising, drawn=False), 0.9) > 1e-3
+    assert np.quantile(_deviations(shape, stale_draft_law, drawn=True), 0.9) > 1e-3
+    assert np.quantile(_deviations(shape, draft_law_not_renormalised, drawn=True), 0.9) > 1e-3
 
 
 def test_most_likely_children_under_the_rule_for_drawn_ones_are_not_lossless() -> None:
@@ -207,12 +210,11 @@ def test_wrong_rules_fail_on_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_coin_for_all_siblings_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = random_table(4, 2)
+    table = table_of_laws([0.4, 0.35, 0.25], [0.3, 0.3, 0.4], num_draft_tokens=2)
     batch = _batch(table, WRONG_DRAWS, drawn=False)
-    uniform = production.uniform
     monkeypatch.setattr(production, "uniform", lambda *key: uniform(*key[:4]))
     counts = joint_counts(table, verify(*batch, "rejection", reference))
-    assert p_value(counts, table.continuation(())) < 1e-12
+    assert p_value(counts, table.continuation(())) < 1e-6
 
 
 VOCAB, LENGTH = 7, 14
@@ -297,6 +299,29 @@ def test_chains_and_trees_share_a_batch(seed: int, verifier: str) -> None:
         paths = row.paths
         end = verdict.accepted_path[-1] + 1 if verdict.accepted_path else 0
         assert paths[end] == verdict.token_ids[:-1]
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_no_coin_is_tossed_twice(verifier: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tossed: list[tuple] = []
+
+    def toss(*key: int) -> float:
+        tossed.append((*key, 0)[:5])
+        return uniform(*key)  # type: ignore[arg-type]
+
+    for module in (production, block, rejection):
+        monkeypatch.setattr(module, "uniform", toss)
+    generator = random.Random(4)
+    for seed in range(20):
+        token_ids, tossed[:] = [1, 2], []
+        while len(token_ids) < 60:
+            chain = Draft(tuple(generator.randrange(VOCAB) for _ in range(1 + seed % 6)))
+            draft = _random_tree(generator) if shape == "tree" else chain
+            probs = torch.full((len(draft), VOCAB), 1 / VOCAB, dtype=torch.float64) if seed % 2 else None
+            row = sampling_row(SAMPLED, token_ids, 2, Draft(draft.token_ids, draft.parents, probs), seed=seed)
+            token_ids += _verify(row, verifier).token_ids
+        assert len(set(tossed)) == len(tossed) > 10
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
