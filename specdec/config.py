@@ -17,7 +17,20 @@ from specdec.types import GREEDY_TEMPERATURE, MAX_SPECULATIVE_TOKENS
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-VERIFIERS = ("auto", "greedy", "rejection", "coupled")
+EXACTNESS = {
+    "auto": "distribution",
+    "greedy": "bytes",
+    "rejection": "distribution",
+    "block": "distribution",
+    "coupled": "bytes",
+    "typical": "lossy",
+}
+"""What each verifier promises of sampled answers against plain decoding with the same seed: the same "bytes", the same
+"distribution", or neither ("lossy"). Greedy answers have the same bytes under all of them."""
+
+VERIFIERS = tuple(EXACTNESS)
+REJECTION_METHODS = {"standard": "rejection", "block": "block"}
+"""vLLM's `rejection_sample_method` -> verifier."""
 
 
 def cache_dir() -> Path:
@@ -37,7 +50,8 @@ def check_verifier(verifier: str, temperature: float) -> None:
     """ValueError if `verifier` cannot serve requests of this temperature: greedy verification samples nothing."""
     if verifier == "greedy" and temperature >= GREEDY_TEMPERATURE:
         raise ValueError(
-            f"the verifier 'greedy' needs temperature 0, got {temperature:g}; use 'rejection' or 'coupled' for sampling"
+            f"the verifier 'greedy' needs temperature 0, got {temperature:g}; "
+            "use 'rejection', 'block' or 'coupled' for sampling"
         )
 
 
@@ -174,7 +188,7 @@ class EngineConfig:
         """From a YAML file's or a program's dictionary.
 
         `speculative_config` (or `speculative`) is one proposer's mapping or a list of them; `verifier` and vLLM's
-        `rejection_sample_method` ("standard") may stand in it.
+        `rejection_sample_method` ("standard" or "block") may stand in it.
         """
         if not isinstance(options, Mapping):
             raise ValueError(f"an engine configuration must be a mapping; got {options!r}")
@@ -208,7 +222,7 @@ class EngineConfig:
 def _take_verifier(entry: dict[str, Any]) -> str | None:
     """Remove the verifier's keys from a `speculative_config` entry and return its name."""
     method = entry.pop("rejection_sample_method", None)
-    if method is not None and method != "standard":
-        raise ValueError(unknown_name("rejection_sample_method", method, ("standard",)))
+    if method is not None and method not in REJECTION_METHODS:
+        raise ValueError(unknown_name("rejection_sample_method", method, REJECTION_METHODS))
     verifier: str | None = entry.pop("verifier", None)
-    return verifier if verifier is not None else ("rejection" if method else None)
+    return verifier if verifier is not None else REJECTION_METHODS.get(method)

@@ -25,7 +25,8 @@ from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
-from specdec.types import EMPTY_DRAFT, Draft, Logprob, Verdict
+from specdec.step.paths import path_moves
+from specdec.types import EMPTY_DRAFT, MAX_DRAFT_NODES, Draft, Logprob, Verdict
 
 PROMPT_LOGITS_CHUNK = 128
 """Prompt positions whose logits are held at once for `prompt_logprobs`."""
@@ -146,6 +147,14 @@ class Runner:
                 verdicts[i] = replace(verdicts[i], logprobs=_logprobs(logits, start, verdicts[i], wanted))
         return verdicts
 
+    @torch.inference_mode()
+    def keep_paths(self, schedule: Schedule, verdicts: Many[Verdict]) -> None:
+        """Make the KV of accepted paths contiguous, so that a tree leaves behind what plain decoding would."""
+        moves = path_moves(schedule.rows, verdicts, self.kv.block_size)
+        if moves:
+            slots_from, slots_to = torch.tensor(moves, device=self.device).unbind(-1)
+            self.kv.move(slots_from, slots_to)
+
     def _with_prompt_logprobs(self, verdicts: list[Verdict], hidden: torch.Tensor, batch: Batch) -> list[Verdict]:
         at = 0
         for i, row in enumerate(batch.rows):
@@ -193,10 +202,9 @@ class Runner:
         if len(drafts) != len(lengths):
             raise ValueError(f"{len(drafts)} drafts for {len(lengths)} sequences")
         for draft, length in zip(drafts, lengths, strict=True):
-            if len(draft) > length:
-                raise ValueError(f"a draft of {len(draft)} tokens where at most {length} were asked for")
-            if draft.parents is not None:
-                raise ValueError("a draft that is a tree where only chains can be verified")
+            _check_shape(draft)
+            if draft.depth > length:
+                raise ValueError(f"a draft of {draft.depth} tokens where at most {length} were asked for")
             if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
                 raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
             if not all(type(token_id) is int for token_id in draft.token_ids):
@@ -219,6 +227,19 @@ class Runner:
                 proposer.forget(sequence)
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed to forget a sequence: {error!r}", stacklevel=2)
+
+
+def _check_shape(draft: Draft) -> None:
+    """ValueError if a draft is no tree of a size that can be verified."""
+    if len(draft) > MAX_DRAFT_NODES:
+        raise ValueError(f"a draft of {len(draft)} nodes where at most {MAX_DRAFT_NODES} can be verified")
+    if draft.parents is None:
+        return
+    if len(draft.parents) != len(draft):
+        raise ValueError(f"a draft of {len(draft)} tokens and {len(draft.parents)} parents")
+    for node, parent in enumerate(draft.parents):
+        if type(parent) is not int or not -1 <= parent < node:
+            raise ValueError(f"the parent of draft node {node} must be -1 or an earlier node; got {parent!r}")
 
 
 def _logprobs(logits: torch.Tensor, start: int, verdict: Verdict, wanted: int) -> tuple[dict[int, Logprob], ...]:

@@ -16,7 +16,10 @@ GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this choose the most likely token (vLLM's `_SAMPLING_EPS`)."""
 
 MAX_SPECULATIVE_TOKENS = 32
-"""The longest draft of one step."""
+"""The longest draft of one step: its depth, where it is a tree."""
+
+MAX_DRAFT_NODES = 64
+"""The most nodes of a draft tree: an ancestor mask has a bit for each."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -204,9 +207,11 @@ class Request:
 class Draft:
     """The guessed continuation of one sequence.
 
-    `parents` is None for a chain; for a tree, `parents[i]` is the index of node i's parent in `token_ids`, or -1 for
-    a child of the last committed token. `draft_probs` is None for a deterministic draft, else float [k, vocab] on
-    the device: row i is exactly the law that `token_ids[i]` was drawn from.
+    `parents` is None for a chain; for a tree, `parents[i] < i` is the index of node i's parent in `token_ids`, or -1
+    for a child of the last committed token. Siblings are tried in the order of their indices, and hold different
+    tokens. `draft_probs` is None for a deterministic draft, else float [k, vocab] on the device: row i is exactly the
+    law that `token_ids[i]` was drawn from. Siblings are drawn without replacement: row i is the law BEFORE the tokens
+    of node i's earlier siblings are removed from it, and node i is drawn from what is left, renormalised.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -216,6 +221,31 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """For each node the length of the path to it, itself included."""
+        if self.parents is None:
+            return tuple(range(1, len(self.token_ids) + 1))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """The longest path: the most tokens that can be accepted."""
+        return max(self.depths, default=0)
+
+    def children(self, node: int) -> list[int]:
+        """The nodes that hang under `node`, or under the last committed token for -1, in order."""
+        if self.parents is None:
+            return [node + 1] if node + 1 < len(self.token_ids) else []
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def limited(self, depth: int) -> Draft:
+        """The nodes before the first that lies deeper than `depth`."""
+        return self.trimmed(next((node for node, own in enumerate(self.depths) if own > depth), len(self)))
 
     def trimmed(self, length: int) -> Draft:
         """The first `length` nodes; in a tree a parent always precedes its children, so a prefix is a tree."""
@@ -367,4 +397,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     proposer: str = "none"
     verifier: str = "greedy"
+    exactness: str = "bytes"
+    """What the answer promises against plain decoding of the same engine: the same "bytes", the same "distribution",
+    or neither ("lossy")."""
     num_speculative_tokens: int = 0

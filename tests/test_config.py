@@ -92,6 +92,14 @@ def test_vllms_dictionary_is_read() -> None:
     assert config.verifier == "rejection"
 
 
+@pytest.mark.parametrize(("method", "verifier"), [("standard", "rejection"), ("block", "block")])
+def test_vllms_names_of_rejection_methods(method: str, verifier: str) -> None:
+    entry = {"method": "ngram", "rejection_sample_method": method}
+    assert EngineConfig.from_mapping({"speculative_config": entry}).verifier == verifier
+    with pytest.raises(ValueError, match="in one place"):
+        EngineConfig.from_mapping({"speculative_config": entry, "verifier": "coupled"})
+
+
 def test_a_list_loads_several_proposers() -> None:
     config = EngineConfig.from_mapping({"speculative_config": [{"method": "ngram"}, {"method": "none"}]})
     assert [proposer.method for proposer in config.speculative] == ["ngram", "none"]

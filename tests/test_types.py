@@ -147,3 +147,15 @@ def test_statistics_add_up() -> None:
 
 def test_a_verdict_counts_its_path() -> None:
     assert Verdict((1, 2, 3), (0, 1)).num_accepted == 2
+
+
+def test_depths_children_and_limits_of_trees_and_chains() -> None:
+    tree, chain = Draft((1, 2, 3, 4, 5), parents=(-1, 0, -1, 1, 2)), Draft((1, 2, 3))
+    assert (tree.depths, tree.depth) == ((1, 2, 1, 3, 2), 3)
+    assert (chain.depths, chain.depth, Draft().depth) == ((1, 2, 3), 3, 0)
+    assert [tree.children(node) for node in range(-1, 5)] == [[0, 2], [1], [3], [4], [], []]
+    assert [chain.children(node) for node in range(-1, 3)] == [[0], [1], [2], []]
+    assert Draft().children(-1) == []
+    assert tree.limited(2) == tree.trimmed(3)
+    assert tree.limited(3) is tree
+    assert [len(chain.limited(depth)) for depth in range(5)] == [0, 1, 2, 3, 3]

@@ -139,8 +139,9 @@ def _speculation_options() -> tuple[click.Option, ...]:
             "--verifier",
             metavar="NAME",
             default=EngineConfig().verifier,
-            help=f"{_or(VERIFIERS)}. auto is greedy at temperature 0 and rejection above it; with coupled a seed gives "
-            "the tokens of plain decoding, whatever drafts.",
+            help=f"{_or(VERIFIERS)}. auto is greedy at temperature 0 and rejection above it; block accepts more of "
+            "a sampled draft; with coupled a seed gives the tokens of plain decoding, whatever drafts; typical is "
+            "lossy, and the statistics say so.",
         ),
         _text(
             "--speculative-config",

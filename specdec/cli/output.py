@@ -198,6 +198,7 @@ def _speculation(output: RequestOutput) -> dict[str, Any]:
     return {
         "proposer": output.proposer,
         "verifier": output.verifier,
+        "exactness": output.exactness,
         "num_drafts": total.num_drafts,
         "num_draft_tokens": total.num_draft_tokens,
         "num_accepted_tokens": total.num_accepted_tokens,
@@ -228,6 +229,9 @@ def statistics(outputs: Sequence[RequestOutput], seconds: float) -> str:
     if any(output.proposer != "none" for output in outputs):
         line += f"; acceptance rate {100 * total.acceptance_rate:.1f} % of {total.num_draft_tokens} drafted tokens"
         line += f", mean acceptance length {total.mean_acceptance_length:.2f}"
+    lossy = dict.fromkeys(output.verifier for output in outputs if output.exactness == "lossy")
+    if lossy:
+        line += f"; lossy: the verifier {' and '.join(lossy)} does not keep the model's distribution"
     return line
 
 

@@ -116,8 +116,8 @@ class Scheduler:
         shares: dict[Sequence, tuple[int, Draft]] = {}
         for sequence in self.running:
             if sequence.num_uncomputed_tokens == 1:
-                limit = min(rest, sequence.max_draft_length(self.max_model_len))
-                shares[sequence] = (1, sequence.draft.trimmed(limit))
+                draft = sequence.draft.limited(sequence.max_draft_length(self.max_model_len))
+                shares[sequence] = (1, draft.trimmed(rest))
                 rest -= len(shares[sequence][1])
         for sequence in self.running:
             if sequence.num_uncomputed_tokens > 1:
@@ -262,17 +262,19 @@ class Scheduler:
     def _append(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> bool:
         """Commit the verdict's tokens up to the first stop, and count only what was kept."""
         accepted = verdict.num_accepted
+        end_of_path = verdict.accepted_path[-1] if accepted else -1
+        chosen = RECOVERED if draft.children(end_of_path) else BONUS
         kept, ended = 0, False
         for kept, token_id in enumerate(verdict.token_ids, 1):
-            origin = draft.proposer if kept <= accepted else RECOVERED if accepted < len(draft) else BONUS
-            sequence.provenance.append(origin)
+            sequence.provenance.append(draft.proposer if kept <= accepted else chosen)
             if verdict.logprobs is not None:
                 sequence.logprobs.append(verdict.logprobs[kept - 1])
             ended = append_token(sequence, token_id, self.max_model_len)
             if ended:
                 break
         cut = kept <= accepted
-        sequence.stats.record(kept if cut else len(draft), min(kept, accepted))
+        reached = sum(depth <= kept for depth in draft.depths) if cut else len(draft)
+        sequence.stats.record(reached, min(kept, accepted))
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, sequence.num_tokens)
         return ended
 

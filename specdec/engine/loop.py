@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from specdec.config import EngineConfig
+from specdec.config import EXACTNESS, EngineConfig
 from specdec.core.block_manager import BlockManager
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
@@ -171,6 +171,7 @@ class Engine:
         self._mark_scheduled(schedule)
         verdicts = self.runner.execute(schedule, record)
         with record.time("commit"):
+            self.runner.keep_paths(schedule, verdicts)
             for row, verdict in zip(schedule.rows, verdicts, strict=True):
                 if verdict.token_ids or verdict.error is not None:
                     self._touched[row.sequence] = None
@@ -274,6 +275,7 @@ class Engine:
             del self._states[request.request_id]
         wants_prompt = request.params.prompt_logprobs is not None
         verifier = "rejection" if self.config.verifier == "auto" else self.config.verifier
+        is_plain = request.params.is_greedy or not request.num_speculative_tokens
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -285,6 +287,7 @@ class Engine:
             num_cached_tokens=first.num_cached_tokens,
             proposer=request.proposer,
             verifier="greedy" if request.params.is_greedy else verifier,
+            exactness="bytes" if is_plain else EXACTNESS[verifier],
             num_speculative_tokens=request.num_speculative_tokens,
         )
 

@@ -2,8 +2,8 @@
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) is applied to a counter, so there is
 no generator whose state could depend on order. The key is the 64-bit seed; the counter's words are (token // 4,
-position, stream, sample), and a token's own word of the four that come out is token % 4. This module knows nothing of
-rows, drafts or laws.
+position, stream and depth, sample), and a token's own word of the four that come out is token % 4. This module knows
+nothing of rows, drafts or laws.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 WORD_MASK = 0xFFFFFFFF
+STREAM_RANGE = 4
+"""More than there are streams."""
 WORD_RANGE = 2.0**32
 
 CHUNK_ELEMENTS = 1 << 18
@@ -36,11 +38,16 @@ class Stream(IntEnum):
 
 
 class NoiseKey(NamedTuple):
-    """Whose noise: `seed` any integer (taken mod 2**64), `sample` the index within the request, `position` absolute."""
+    """Whose noise: `seed` any integer (taken mod 2**64), `sample` the index within the request, `position` absolute.
+
+    `depth` tells apart draws for one position in different steps. A drafter for block verification needs it, because
+    there the accepted length depends on the tokens that are thrown away.
+    """
 
     seed: int
     sample: int
     position: int
+    depth: int = 0
 
 
 Word = TypeVar("Word", int, torch.Tensor)
@@ -62,9 +69,13 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
     return c0, c1 & WORD_MASK, c2, c3 & WORD_MASK
 
 
-def uniform(seed: int, sample: int, position: int, stream: Stream) -> float:
-    """One value of the open interval (0, 1): the word of token 0, as `(word + 0.5) / 2**32`."""
-    word = philox4x32((0, position, int(stream), sample), (seed & WORD_MASK, (seed >> 32) & WORD_MASK))[0]
+def uniform(seed: int, sample: int, position: int, stream: Stream, index: int = 0) -> float:
+    """One value of the open interval (0, 1): the word of token `index`, as `(word + 0.5) / 2**32`.
+
+    `index` tells apart the decisions that fall at one position.
+    """
+    key = (seed & WORD_MASK, (seed >> 32) & WORD_MASK)
+    word = philox4x32((index >> 2, position, int(stream), sample), key)[index & 3]
     return (word + 0.5) / WORD_RANGE
 
 
@@ -75,9 +86,8 @@ def gumbel(keys: Sequence[NoiseKey], stream: Stream, vocab_size: int, device: to
     words = _key_words(keys, device)
     step = max(1, CHUNK_ELEMENTS // max(1, vocab_size))
     for at in range(0, len(keys), step):
-        seed_low, seed_high, position, sample = (word[at : at + step, None] for word in words)  # [step, 1] each
-        kind = torch.full_like(position, int(stream))
-        drawn = philox4x32((blocks, position, kind, sample), (seed_low, seed_high))
+        seed_low, seed_high, position, sample, depth = (word[at : at + step, None] for word in words)  # [step, 1] each
+        drawn = philox4x32((blocks, position, _kind(stream, depth), sample), (seed_low, seed_high))
         out[at : at + step] = _to_gumbel(torch.stack(drawn, dim=-1).flatten(1)[:, :vocab_size])
     return out
 
@@ -86,9 +96,8 @@ def gumbel_at(
     keys: Sequence[NoiseKey], stream: Stream, key_index: torch.Tensor, token_ids: torch.Tensor
 ) -> torch.Tensor:
     """The same noise for chosen tokens only, float64 [m]: entry i is `token_ids[i]` under `keys[key_index[i]]`."""
-    seed_low, seed_high, position, sample = (word[key_index] for word in _key_words(keys, token_ids.device))
-    kind = torch.full_like(position, int(stream))
-    drawn = philox4x32((token_ids >> 2, position, kind, sample), (seed_low, seed_high))
+    seed_low, seed_high, position, sample, depth = (word[key_index] for word in _key_words(keys, token_ids.device))
+    drawn = philox4x32((token_ids >> 2, position, _kind(stream, depth), sample), (seed_low, seed_high))
     return _to_gumbel(torch.stack(drawn, dim=-1).gather(-1, (token_ids & 3)[:, None])[:, 0])
 
 
@@ -121,9 +130,14 @@ def _sparse_argmax(
 
 
 def _key_words(keys: Sequence[NoiseKey], device: torch.device) -> torch.Tensor:
-    """int64 [4, n]: the seed's low and high words, position, sample."""
-    words = [(key.seed & WORD_MASK, (key.seed >> 32) & WORD_MASK, key.position, key.sample) for key in keys]
-    return torch.tensor(words, dtype=torch.int64, device=device).reshape(-1, 4).T
+    """int64 [5, n]: the seed's low and high words, position, sample, depth."""
+    words = [(key.seed & WORD_MASK, (key.seed >> 32) & WORD_MASK, key.position, key.sample, key.depth) for key in keys]
+    return torch.tensor(words, dtype=torch.int64, device=device).reshape(-1, 5).T
+
+
+def _kind(stream: Stream, depth: torch.Tensor) -> torch.Tensor:
+    """The counter's word for stream and depth."""
+    return depth * STREAM_RANGE + int(stream)
 
 
 def _to_gumbel(words: torch.Tensor) -> torch.Tensor:

@@ -51,6 +51,13 @@ class KVCache:
         for cache in (*self.keys, *self.values):
             cache[destinations] = cache[sources]
 
+    def move(self, slots_from: torch.Tensor, slots_to: torch.Tensor) -> None:
+        """Copy the entries at `slots_from` to `slots_to`, int64 [n] each, in every layer; all are read before any is
+        written, so the two may overlap."""
+        for cache in (*self.keys, *self.values):
+            entries = cache.view(-1, *cache.shape[2:])
+            entries[slots_to] = entries[slots_from]
+
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at `slots` (int64 [n]) of a layer: [n, num_kv_heads, head_dim] each. For tests and checks."""
         blocks, offsets = slots // self.block_size, slots % self.block_size

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
 from specdec.cli.run import interruptible
+from specdec.types import RequestOutput
 from tests.cli.fake import FakeEngine, generate, invoke, run
 
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
@@ -126,6 +128,7 @@ def test_json_is_the_documented_object() -> None:
         "speculation": {
             "proposer": "ngram",
             "verifier": "greedy",
+            "exactness": "bytes",
             "num_drafts": 3,
             "num_draft_tokens": 12,
             "num_accepted_tokens": 3,
@@ -311,3 +314,14 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_lossy_answers_say_so() -> None:
+    class Lossy(FakeEngine):
+        def step(self) -> list[RequestOutput]:
+            return [replace(output, verifier="typical", exactness="lossy") for output in super().step()]
+
+    result = generate("--raw", "hello", engine=Lossy())
+    assert result.stderr.endswith("; lossy: the verifier typical does not keep the model's distribution\n")
+    (line,) = generate("--raw", "--json", "hello", engine=Lossy()).stdout.splitlines()
+    assert json.loads(line)["speculation"]["exactness"] == "lossy"

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specdec.core.block_manager import BlockManager
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence, Status
+from specdec.step.paths import path_moves
 from specdec.types import Draft, Request, SamplingParams, Verdict
 
 VOCABULARY = 3
@@ -69,6 +70,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert sum(r.num_scheduled_tokens for r in schedule.rows) <= self.scheduler.max_num_batched_tokens
         self.write(schedule)
         verdicts = [self.judge(row, data) for row in schedule.rows]
+        moves = path_moves(schedule.rows, verdicts, self.blocks.block_size)
+        self.kv |= dict(zip((to for _, to in moves), [self.kv[source] for source, _ in moves], strict=True))
         self.scheduler.commit(schedule, verdicts)
         self.propose(data)
 
@@ -77,9 +80,11 @@ class CoreMachine(RuleBasedStateMachine):
             return Verdict()
         if data.draw(st.integers(0, 19)) == 0:
             return Verdict(error="planned")
-        accepted = data.draw(st.integers(0, row.num_draft_tokens))
+        path: list[int] = []
+        while (children := row.draft.children(path[-1] if path else -1)) and data.draw(st.booleans()):
+            path.append(data.draw(st.sampled_from(children)))
         extra = data.draw(st.integers(0, VOCABULARY - 1))
-        return Verdict((*row.draft.token_ids[:accepted], extra), tuple(range(accepted)))
+        return Verdict((*(row.draft.token_ids[node] for node in path), extra), tuple(path))
 
     def write(self, schedule: Schedule) -> None:
         """Copy blocks, then write every span; a slot written must belong to this row alone."""
@@ -93,15 +98,22 @@ class CoreMachine(RuleBasedStateMachine):
         owners = {}
         for row in schedule.rows:
             sequence = row.sequence
-            content = [*sequence.token_ids, *row.draft.token_ids]
             for position in range(row.start, row.end):
                 slot = self.slot(sequence, position)
                 assert owners.setdefault(slot, sequence) is sequence, "two rows write one slot"
-                self.kv[slot] = tuple(content[: position + 1])
+                self.kv[slot] = self.prefix(row, position)
             assert self.committed_kv_is_right(sequence, row.start)
         live = [*self.scheduler.running, *self.scheduler.waiting]
         for sequence in live:
             assert self.committed_kv_is_right(sequence, sequence.num_computed_tokens), "a shared block was written"
+
+    def prefix(self, row, position: int) -> tuple[int, ...]:
+        """What the span's entry at `position` is computed from: committed tokens, then a node's path."""
+        node = position - row.num_tokens
+        if node < 0:
+            return tuple(row.sequence.token_ids[: position + 1])
+        parent = node - 1 if row.draft.parents is None else row.draft.parents[node]
+        return (*self.prefix(row, row.num_tokens + parent), row.draft.token_ids[node])
 
     def slot(self, sequence: Sequence, position: int) -> int:
         return sequence.block_table[position // self.blocks.block_size] * self.blocks.block_size + (
@@ -114,8 +126,9 @@ class CoreMachine(RuleBasedStateMachine):
     def propose(self, data: st.DataObject) -> None:
         for sequence in self.scheduler.running:
             if sequence.num_uncomputed_tokens == 1:
-                draft = data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=4))
-                sequence.draft = Draft(tuple(draft), proposer="random")
+                draft = tuple(data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=6)))
+                parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(len(draft)))
+                sequence.draft = Draft(draft, data.draw(st.sampled_from([None, parents])), proposer="random")
 
     @precondition(lambda self: self.scheduler.has_unfinished())
     @rule(data=st.data())

@@ -204,3 +204,60 @@ def test_a_request_that_cannot_start_yet_is_counted_once() -> None:
     while scheduler.has_unfinished():
         step(scheduler)
     assert scheduler.num_prefix_queries == 10
+
+
+TREE = Draft((5, 6, 7, 8, 9), parents=(-1, -1, 1, 2, 1), proposer="x")
+
+
+@pytest.mark.parametrize(
+    ("path", "origins"),
+    [
+        ((), ["recovered"]),
+        ((0,), ["x", "bonus"]),
+        ((1,), ["x", "recovered"]),
+        ((1, 4), ["x", "x", "bonus"]),
+        ((1, 2, 3), ["x", "x", "x", "bonus"]),
+    ],
+)
+def test_a_token_behind_a_path_is_a_bonus_only_at_a_leaf(path: tuple[int, ...], origins: list[str]) -> None:
+    scheduler = make_scheduler()
+    sequence = make_sequence([1, 1])
+    scheduler.add(sequence)
+    step(scheduler)
+    sequence.draft = TREE
+    schedule = scheduler.schedule()
+    scheduler.commit(schedule, [Verdict((*(TREE.token_ids[node] for node in path), 3), path)])
+    assert sequence.provenance[1:] == origins
+    assert sequence.num_computed_tokens == sequence.num_tokens - 1 == 3 + len(path)
+    assert (sequence.stats.num_draft_tokens, sequence.stats.num_accepted_tokens) == (5, len(path))
+    assert sequence.stats.accepted_per_position == [1] * len(path)
+    scheduler.check_integrity()
+
+
+def test_a_stop_inside_a_path_counts_the_nodes_down_to_its_depth() -> None:
+    scheduler = make_scheduler()
+    sequence = make_sequence([1, 1], eos=(7,))
+    scheduler.add(sequence)
+    step(scheduler)
+    sequence.draft = TREE
+    scheduler.commit(scheduler.schedule(), [Verdict((6, 7, 8, 3), (1, 2, 3))])
+    assert sequence.output_token_ids == [1, 6, 7]
+    assert (sequence.stats.num_draft_tokens, sequence.stats.num_accepted_tokens) == (4, 2)
+
+
+def test_trees_are_limited_in_depth_by_length_and_in_nodes_by_the_budget() -> None:
+    scheduler = make_scheduler(max_num_seqs=1, max_num_batched_tokens=5)
+    sequence = make_sequence([1, 1], max_tokens=4)
+    scheduler.add(sequence)
+    step(scheduler)
+    wide = Draft((5, 6, 7, 8, 9, 2), parents=(-1, -1, -1, 0, 3, 3), proposer="x")
+    sequence.draft = wide
+    (row,) = scheduler.schedule().rows
+    assert row.draft == wide.trimmed(4)
+    roomy = make_scheduler()
+    sequence = make_sequence([1, 1], max_tokens=4)
+    roomy.add(sequence)
+    step(roomy)
+    sequence.draft = Draft(tuple(range(20)), (-1,) * 18 + (0, 18), proposer="x")
+    (row,) = roomy.schedule().rows
+    assert len(row.draft) == 19, "more nodes than the two tokens that may be kept, but no deeper path"

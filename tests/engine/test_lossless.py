@@ -21,6 +21,7 @@ from tests.toys import (
     random_script,
     tokens,
 )
+from tests.trees import OracleTree, RandomTree
 
 VOCABULARY = 13
 PROMPTS = [[1, 2, 3], [4] * 9, [5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [12]]
@@ -248,6 +249,13 @@ def test_every_sampling_parameter_survives_speculation(name: str, temperature: f
             target, proposer="oracle", k=4, proposers={"oracle": OracleProposer(target, correct)}, **options
         )
         assert outcome(drafted) == reference
+        tree = make_engine(target, proposer="tree", k=4, proposers={"tree": OracleTree(target, correct)}, **options)
+        assert outcome(tree) == reference
+    for every in (1, 2):
+        engine = make_engine(
+            text_model(), proposer="tree", k=4, proposers={"tree": RandomTree(105, every=every)}, **options
+        )
+        assert outcome(engine) == reference
     assert outcome(make_engine(text_model(), proposer="ngram", k=4, **options)) == reference
 
 

@@ -19,6 +19,7 @@ from tests.toys import (
     random_script,
     run,
 )
+from tests.trees import RandomTree
 
 
 def byte_engine(**options):
@@ -268,7 +269,7 @@ class Broken:
         if self.how == "few":
             return []
         if self.how == "tree":
-            return [Draft((1, 2), parents=(-1, -1), proposer="broken") for _ in inp.lengths]
+            return [Draft((1, 2), parents=(-1, 1), proposer="broken") for _ in inp.lengths]
         if self.how == "fraction":
             return [Draft((1.5,), proposer="broken") for _ in inp.lengths]
         if self.how == "law":
@@ -352,10 +353,12 @@ ANY_PARAMS = st.builds(
 @settings(max_examples=40)
 @given(
     jobs=st.lists(st.tuples(st.text(min_size=1, max_size=12), ANY_PARAMS, st.integers(0, 6)), min_size=1, max_size=16),
-    verifier=st.sampled_from(["rejection", "coupled"]),
+    verifier=st.sampled_from(["rejection", "block", "coupled", "typical"]),
+    proposer=st.sampled_from(["ngram", "tree"]),
 )
-def test_mixed_batches_of_any_parameters_come_to_an_end(jobs, verifier: str) -> None:
-    engine = byte_engine(proposer="ngram", k=6, verifier=verifier)
+def test_mixed_batches_of_any_parameters_come_to_an_end(jobs, verifier: str, proposer: str) -> None:
+    given = {"tree": RandomTree(258)} if proposer == "tree" else None
+    engine = byte_engine(proposer=proposer, k=6, proposers=given, verifier=verifier)
     for i, (prompt, params, k) in enumerate(jobs):
         speculation = SpeculationParams("none" if k == 5 else None, k)
         salt = "x" if k == 3 else None

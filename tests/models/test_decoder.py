@@ -10,14 +10,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specdec.core.scheduler import ScheduledRow
+from specdec.core.sequence import Sequence
 from specdec.kernels import reference
 from specdec.models.decoder import Decoder
 from specdec.models.families import model_config
 from specdec.models.moe import MixtureOfExperts
-from specdec.types import Draft
+from specdec.step.paths import path_moves
+from specdec.types import Draft, Verdict
 from tests.models.cases import CASES, STEPWISE, build, load, tokens, transformers_logits
 from tests.models.row_by_row import RowByRow
-from tests.models.stepping import Span, Stepper, chunked_logits, drafted_logits
+from tests.models.stepping import BLOCK_SIZE, Span, Stepper, chunked_logits, drafted_logits
 
 PROMPT = tokens(90)
 
@@ -154,3 +157,28 @@ def test_building_a_decoder_takes_no_memory_for_weights() -> None:
     assert all(parameter.is_meta for parameter in decoder.parameters())
     assert decoder.weight_bytes == 4 * sum(p.numel() for p in decoder.parameters()) + 2 * 4 * 16 * 8
     assert decoder.kv_layout().bytes_per_token == 2 * 3 * 2 * 16 * 4
+
+
+def test_the_moved_path_of_a_tree_is_the_cache_of_its_chain(pair: Pair) -> None:
+    """What a verdict leaves in the cache, in every layer, is what plain decoding would have written there."""
+    committed, parents, path = PROMPT[:18], (-1, -1, 0, 1, 1, 4, 2, 5), (1, 4, 5)
+    nodes = tuple(tokens(len(parents), seed=4))
+    stepper, plain = Stepper(pair.decoder), Stepper(pair.decoder)
+    sequence, chain = stepper.sequence(committed), plain.sequence([*committed, *(nodes[node] for node in path)])
+    stepper.step([Span(sequence, 0, 17)])
+    span = Span(sequence, 17, 1, Draft(nodes, parents))
+    stepper.step([span])
+    row = ScheduledRow(sequence, span.start, 1 + len(nodes), span.draft)
+    moves = torch.tensor(path_moves([row], [Verdict((), path)], BLOCK_SIZE))
+    stepper.kv.move(*moves.unbind(-1))
+    plain.step([Span(chain, 0, 21)])
+    for layer in range(pair.decoder.config.num_layers):
+        entries = [s.kv.read(layer, slots(own, 21)) for s, own in ((stepper, sequence), (plain, chain))]
+        for moved, written in zip(*entries, strict=True):
+            assert difference(moved, written) < 5e-5
+
+
+def slots(sequence: Sequence, length: int) -> torch.Tensor:
+    """Where the first `length` entries of a sequence lie."""
+    table = sequence.block_table
+    return torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(length)])

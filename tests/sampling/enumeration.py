@@ -1,19 +1,22 @@
-"""Exact laws of what chain verification emits, on tables small enough to list every draft and every outcome.
+"""Exact laws of what verification emits, on tables small enough to list every draft and every outcome.
 
-The laws come out of the production functions `acceptance_probs` and `emission_logits`, handed in so that deliberately
-wrong ones can be enumerated too; only the loop "keep while u < probability" is spelled out here as a product.
+The laws come out of the production functions (`acceptance_probs` and `emission_logits` for rejection, `prefix_chances`
+and `prefix_excess` for block, `fixed_children` and `drawn_children` for trees), handed in so that deliberately wrong
+ones can be enumerated too; only the loops over coins are spelled out here as products.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from specdec.sampling import verify as production
+from specdec.sampling import block, trees
+from specdec.sampling import rejection as production
+from specdec.sampling.emission import law
 from specdec.sampling.process import SamplingRow, Span, lay_out
 from specdec.types import Draft, SamplingParams
 from tests.sampling.helpers import sampling_row
@@ -38,7 +41,7 @@ class Table:
         return list(itertools.product(range(self.vocab_size), repeat=self.num_draft_tokens))
 
     def target_probs(self, prefix: Prefix) -> np.ndarray:
-        return production.law(self.target_logits[prefix][None])[0].numpy()
+        return law(self.target_logits[prefix][None])[0].numpy()
 
     def draft_law(self, draft: Prefix) -> float:
         """The probability that the drafter proposes exactly `draft`."""
@@ -121,13 +124,139 @@ def enumerate_chain(
     joint, accepted = np.zeros((table.vocab_size,) * (k + 1)), np.zeros(k + 1)
     for count in range(k + 1):
         emitted = torch.softmax(emission_logits(logits, spans, [count] * len(spans)), dim=-1).numpy()
-        for (draft, weight), probs, law in zip(weights.items(), kept, emitted, strict=True):
+        for (draft, weight), probs, emission_law in zip(weights.items(), kept, emitted, strict=True):
             reach = weight * np.prod(probs[:count]) * (1.0 if count == k else 1.0 - probs[count])
             accepted[count] += reach
             for token in range(table.vocab_size) if reach > 0 else ():
                 emission = (*draft[:count], token)
-                joint[emission] += reach * law[token] * (table.continuation(emission) if law[token] else 0.0)
+                prob = emission_law[token]
+                joint[emission] += reach * prob * (table.continuation(emission) if prob else 0.0)
     return Outcome(joint, accepted)
+
+
+Count = Callable[[list[float]], list[float]]
+Chances = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], tuple[list[float], list[float]]]
+Excess = Callable[[torch.Tensor, torch.Tensor, Sequence[float], int], torch.Tensor]
+
+
+def longest_kept(kept: list[float]) -> list[float]:
+    """The law of the longest prefix that its coin keeps, from the chances of all prefixes."""
+    return [chance * float(np.prod([1 - longer for longer in kept[i + 1 :]])) for i, chance in enumerate(kept)]
+
+
+def enumerate_block(
+    table: Table,
+    *,
+    count_law: Count = longest_kept,
+    prefix_chances: Chances = block.prefix_chances,
+    prefix_excess: Excess = block.prefix_excess,
+) -> Outcome:
+    """Block verification over every draft that the table draws, and every number of accepted tokens."""
+    k = table.num_draft_tokens
+    joint, accepted = np.zeros((table.vocab_size,) * (k + 1)), np.zeros(k + 1)
+    for draft in table.drafts:
+        weight = table.draft_law(draft)
+        if weight == 0:
+            continue
+        target, drawn = law(table.logits(draft)), torch.stack([table.draft_probs[draft[:i]] for i in range(k)])
+        carried, kept = prefix_chances(target, drawn, draft)
+        for count, chance in enumerate(count_law(kept)):
+            reach = weight * chance
+            accepted[count] += reach
+            weights = prefix_excess(target, drawn, carried, count)
+            for token, prob in enumerate((weights / weights.sum()).tolist()) if reach > 0 else ():
+                emission = (*draft[:count], token)
+                joint[emission] += reach * prob * (table.continuation(emission) if prob else 0.0)
+    return Outcome(joint, accepted)
+
+
+Trials = Callable[[torch.Tensor, Sequence[int], torch.Tensor | None], Iterator[trees.Trial]]
+
+
+def production_trials(
+    target: torch.Tensor, token_ids: Sequence[int], draft_probs: torch.Tensor | None
+) -> Iterator[trees.Trial]:
+    """The rule that `specdec.sampling.trees` has for such children."""
+    if draft_probs is None:
+        return trees.fixed_children(target, token_ids)
+    return trees.drawn_children(target, token_ids, draft_probs)
+
+
+def tree_paths(parents: Sequence[int], token_ids: Prefix) -> list[Prefix]:
+    """For each node the tokens before it."""
+    paths: list[Prefix] = []
+    for parent in parents:
+        paths.append(() if parent < 0 else (*paths[parent], token_ids[parent]))
+    return paths
+
+
+def drawn_trees(table: Table, parents: Sequence[int]) -> dict[Prefix, float]:
+    """Every tree of this shape that drawing siblings without replacement can give, and its probability."""
+    found: dict[Prefix, float] = {(): 1.0}
+    for node, parent in enumerate(parents):
+        longer: dict[Prefix, float] = {}
+        for token_ids, weight in found.items():
+            path = tree_paths(parents[: node + 1], token_ids)[node]
+            taken = [token_ids[i] for i in range(node) if parents[i] == parent]
+            probs = table.draft_probs[path].clone()
+            probs[taken] = 0.0
+            for token, prob in enumerate((probs / probs.sum()).tolist()):
+                if prob > 0:
+                    longer[(*token_ids, token)] = weight * prob
+        found = longer
+    return found
+
+
+def fixed_trees(vocab_size: int, parents: Sequence[int]) -> list[Prefix]:
+    """Every tree of this shape whose siblings differ."""
+    listed = itertools.product(range(vocab_size), repeat=len(parents))
+    keys = ([(parent, token) for parent, token in zip(parents, tree, strict=True)] for tree in listed)
+    return [tuple(token for _, token in nodes) for nodes in keys if len(set(nodes)) == len(nodes)]
+
+
+def enumerate_tree(
+    table: Table,
+    parents: tuple[int, ...],
+    drafts: dict[Prefix, float],
+    *,
+    drawn: bool,
+    trials: Trials = production_trials,
+) -> Outcome:
+    """Every walk through every tree of `drafts`; with `drawn`, each node's law is the table's at its path."""
+    k = table.num_draft_tokens
+    joint, accepted = np.zeros((table.vocab_size,) * (k + 1)), np.zeros(k + 1)
+
+    def walk(token_ids: Prefix, node: int, prefix: Prefix, reach: float) -> None:
+        children = [i for i, parent in enumerate(parents) if parent == node]
+        left = law(table.target_logits[prefix])
+        drawn_from = torch.stack([table.draft_probs[prefix]] * len(children)) if drawn and children else None
+        judged = trials(left, [token_ids[i] for i in children], drawn_from) if children else iter(())
+        for child, (chance, rest) in zip(children, judged, strict=True):
+            if reach > 0 and chance > 0:
+                walk(token_ids, child, (*prefix, token_ids[child]), reach * chance)
+            reach, left = reach * (1 - chance), rest
+        if reach <= 0:
+            return
+        accepted[len(prefix)] += reach
+        for token, prob in enumerate((left / left.sum()).tolist()):
+            joint[(*prefix, token)] += reach * prob * (table.continuation((*prefix, token)) if prob else 0.0)
+
+    for token_ids, weight in drafts.items():
+        walk(token_ids, -1, (), weight)
+    return Outcome(joint, accepted)
+
+
+def optimal_transport_bound(target: np.ndarray, child_sets: dict[Prefix, float]) -> float:
+    """The most that any rule can accept: max over couplings of P(target's token is among the children).
+
+    By min-cut, the least over token sets A of target(not A) + P(some child is in A).
+    """
+    tokens = range(len(target))
+    subsets = itertools.chain.from_iterable(itertools.combinations(tokens, n) for n in range(len(target) + 1))
+    return min(
+        1 - sum(target[t] for t in chosen) + sum(w for s, w in child_sets.items() if set(s) & set(chosen))
+        for chosen in subsets
+    )
 
 
 def total_variation(one: np.ndarray, other: np.ndarray) -> float:

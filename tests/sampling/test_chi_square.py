@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specdec.kernels import reference
-from specdec.sampling import verify as production
+from specdec.sampling import rejection as production
 from specdec.sampling.process import SamplingRow
 from specdec.sampling.rng import NoiseKey, Stream, gumbel_argmax
 from specdec.sampling.verify import verify

@@ -25,7 +25,7 @@ KNOWN_ANSWERS = [
 """Random123's published vectors for philox4x32 with 10 rounds."""
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
-KEYS = st.builds(NoiseKey, SEEDS, st.integers(0, 1023), st.integers(0, 2**32 - 1))
+KEYS = st.builds(NoiseKey, SEEDS, st.integers(0, 1023), st.integers(0, 2**32 - 1), st.integers(0, 63))
 STREAMS = st.sampled_from(Stream)
 
 
@@ -48,10 +48,13 @@ def test_scalar_path_is_bit_equal_to_the_tensor_path(words: list[int]) -> None:
 def test_uniform_lies_inside_the_unit_interval_and_agrees_with_the_noise_of_token_0(
     key: NoiseKey, stream: Stream
 ) -> None:
-    value = uniform(*key, stream)
+    value = uniform(*key[:3], stream)
     assert 0.0 < value < 1.0
-    noise = gumbel([key], stream, 1, CPU)
-    assert noise.item() == pytest.approx(-math.log(-math.log(value)), rel=1e-12)
+    noise = gumbel([key._replace(depth=0)], stream, 9, CPU)[0]
+    assert noise[0].item() == pytest.approx(-math.log(-math.log(value)), rel=1e-12)
+    for index in range(9):
+        value = uniform(*key[:3], stream, index)
+        assert noise[index].item() == pytest.approx(-math.log(-math.log(value)), rel=1e-12)
 
 
 def test_extreme_words_give_finite_noise() -> None:
@@ -93,6 +96,7 @@ def test_every_part_of_the_key_matters(key: NoiseKey, stream: Stream) -> None:
         (key._replace(seed=key.seed ^ (1 << 40)), stream),
         (key._replace(sample=key.sample + 1), stream),
         (key._replace(position=key.position ^ 1), stream),
+        (key._replace(depth=key.depth + 1), stream),
         *((key, other) for other in Stream if other is not stream),
     ]
     own = gumbel([key], stream, 8, CPU)

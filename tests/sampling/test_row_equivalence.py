@@ -150,7 +150,7 @@ def test_random_parameters_on_mixed_batches_never_raise_and_never_emit_a_banned_
     logits = torch.cat([scripted_rows(row, VOCAB) for row in rows])
     processed = process_logits(logits, rows)
     assert not processed.isnan().any()
-    for verifier in ("auto", "rejection", "coupled", "greedy"):
+    for verifier in ("auto", "rejection", "block", "coupled", "typical", "greedy"):
         for row, verdict in zip(rows, verify(processed, rows, verifier, reference), strict=True):
             tokens = list(row.token_ids)
             for token in verdict.token_ids:

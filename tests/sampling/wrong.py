@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from specdec.sampling.emission import law, residual
 from specdec.sampling.process import Span
-from specdec.sampling.verify import acceptance_probs, emission_logits, law, residual
+from specdec.sampling.rejection import acceptance_probs, emission_logits
 from tests.sampling.enumeration import AcceptanceProbs, EmissionLogits
 
 Weigh = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -5,7 +5,8 @@ import torch
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
-from specdec.types import Draft
+from specdec.step.paths import path_moves
+from specdec.types import Draft, Verdict
 from tests.core.helpers import make_sequence
 
 CPU = torch.device("cpu")
@@ -61,3 +62,25 @@ def test_blocks_are_copied_as_if_at_once() -> None:
         assert cache[:, 0, 0, 0].tolist() == [0.0, 0.0, 1.0, 3.0]
     keys, values = kv.read(0, torch.tensor([4, 7]))
     assert keys.flatten().tolist() == values.flatten().tolist() == [1.0, 3.0]
+
+
+def test_entries_are_moved_as_if_at_once() -> None:
+    kv = KVCache(KVLayout(2, 1, 1, torch.float32), 2, 4, CPU)
+    for cache in (*kv.keys, *kv.values):
+        cache[:] = torch.arange(8.0).view(2, 4, 1, 1)
+    kv.move(torch.tensor([2, 3, 7]), torch.tensor([1, 2, 3]))
+    for cache in (*kv.keys, *kv.values):
+        assert cache.flatten().tolist() == [0.0, 2.0, 3.0, 7.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_only_what_does_not_lie_in_place_is_moved() -> None:
+    tree = Draft((1, 2, 3, 4, 5), parents=(-1, 0, -1, 2, 3))
+    rows = [
+        ScheduledRow(sequence([9, 9], [4, 0, 7], 1), 1, 6, tree),
+        ScheduledRow(sequence([9], [2, 3], 0), 0, 3, Draft((1, 2))),
+        ScheduledRow(sequence([9, 9], [1], 0), 0, 1),
+        ScheduledRow(sequence([9], [5, 6], 0), 0, 6, tree),
+    ]
+    verdicts = [Verdict((3, 4, 5, 0), (2, 3, 4)), Verdict((1, 2, 0), (0, 1)), Verdict(), Verdict((1, 2, 0), (0, 1))]
+    assert path_moves(rows, verdicts, 3) == [(1, 14), (2, 0), (21, 1)]
+    assert path_moves(rows[1:], verdicts[1:], 3) == []
