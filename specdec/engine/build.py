@@ -20,8 +20,8 @@ from specdec.models.loader import load_model
 from specdec.proposers.base import DraftModel, Proposer, ProposerContext, build_proposer, check_settings
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache
-from specdec.step.model import Model
 from specdec.step.memory import available_host_memory, plan_memory
+from specdec.step.model import Model
 from specdec.tokenizer import Tokenizer
 
 

@@ -78,9 +78,10 @@ class Batch:
             logits_start=tuple(logits_start),
         )
 
-
     @staticmethod
-    def of_tokens(token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, device: torch.device) -> Batch:
+    def of_tokens(
+        token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, device: torch.device
+    ) -> Batch:
         """One committed token of each of B rows, logits wanted: a step of a drafting loop.
 
         `token_ids` and `positions` int64 [B], `block_tables` int32 [B, max blocks of a row].
