@@ -1,9 +1,9 @@
 """A smaller model drafts, or the target's own first layers: one token after the other, from a KV cache of its own.
 
 The cache is addressed by the target's block tables (D3), and `Sequence.num_draft_computed_tokens` says how far it has
-come, so there is one kind of step: compute from there to the sequence's end, then draft (D1). Prompt chunks, prefix hits,
-preemption, pauses and the token after a whole accepted draft are all the same. What is drawn goes through the sampling
-pipeline as if it were the target's: the law is the one after temperature, filters and penalties.
+come, so there is one kind of step: compute from there to the sequence's end, then draft (D1). Prompt chunks, prefix
+hits, preemption, pauses and the token after a whole accepted draft are all the same. What is drawn goes through the
+sampling pipeline as if it were the target's: the law is the one after temperature, filters and penalties.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SAMPLE_METHODS = ("probabilistic", "greedy")
 class DraftModelSettings:
     """Who drafts: `model`, which is an alias, a path or a hub name (vLLM's key), or `num_draft_layers` of the target.
 
-    With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the draft's
-    law; "greedy" always takes its likeliest token.
+    With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
+    draft's law; "greedy" always takes its likeliest token.
     """
 
     model: str | None = None

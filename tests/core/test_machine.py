@@ -11,13 +11,15 @@ from specdec.types import Draft, Request, SamplingParams, Verdict
 
 VOCABULARY = 3
 EOS = 2
+TOKENS = st.sampled_from([0, 1, 0, 1, 0, 1, EOS])
+"""What is generated: long runs, so that drafts are verified in many states."""
 
 
 class CoreMachine(RuleBasedStateMachine):
     """Random requests, schedules, verdicts and drafts.
 
-    `kv` models the target's cache: slot -> the prefix whose last token it holds; `draft_kv` that of the draft model that
-    some requests have.
+    `kv` models the target's cache: slot -> the prefix whose last token it holds; `draft_kv` is that of the draft model
+    which some requests have.
     """
 
     @initialize(
@@ -44,9 +46,9 @@ class CoreMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10),
         n=st.integers(1, 3),
         priority=st.integers(0, 2),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(1, 30),
         salt=st.sampled_from([None, "a"]),
-        k=st.integers(0, 4),
+        k=st.sampled_from([4, 3, 2, 1, 0]),
         owns_kv=st.booleans(),
     )
     def add(
@@ -77,6 +79,10 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_unfinished())
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
+        for _ in range(data.draw(st.integers(1, 3))):
+            self.step_once(data)
+
+    def step_once(self, data: st.DataObject) -> None:
         schedule = self.scheduler.schedule()
         assert sum(r.num_scheduled_tokens for r in schedule.rows) <= self.scheduler.max_num_batched_tokens
         self.write(schedule)
@@ -91,7 +97,7 @@ class CoreMachine(RuleBasedStateMachine):
         if data.draw(st.integers(0, 19)) == 0:
             return Verdict(error="planned")
         accepted = data.draw(st.integers(0, row.num_draft_tokens))
-        extra = data.draw(st.integers(0, VOCABULARY - 1))
+        extra = data.draw(TOKENS)
         return Verdict((*row.draft.token_ids[:accepted], extra), tuple(range(accepted)))
 
     def write(self, schedule: Schedule) -> None:
@@ -138,7 +144,8 @@ class CoreMachine(RuleBasedStateMachine):
         for sequence in asked:
             length = self.scheduler.draft_length(sequence)
             assert length <= sequence.request.num_speculative_tokens
-            drafted = data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=length))
+            count = length - data.draw(st.integers(0, length))
+            drafted = data.draw(st.lists(TOKENS, min_size=count, max_size=count))
             fails = data.draw(st.integers(0, 9)) == 0
             if sequence.request.draft_kv is not None:
                 self.write_draft(sequence, drafted, length, data.draw(st.integers(0, 9)) if fails else None)

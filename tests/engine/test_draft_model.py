@@ -75,8 +75,8 @@ def test_a_prompt_is_followed_chunk_by_chunk_and_computed_once() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_other_parameters_draft_from_the_law_that_they_give(temperature: float) -> None:
     params = SamplingParams(
-        temperature=temperature, top_k=5, top_p=0.9, frequency_penalty=0.7, repetition_penalty=1.2, presence_penalty=0.3,
-        logit_bias={3: 2.0}, min_tokens=20, max_tokens=60, seed=3,
+        temperature=temperature, top_k=5, top_p=0.9, frequency_penalty=0.7, repetition_penalty=1.2,
+        presence_penalty=0.3, logit_bias={3: 2.0}, min_tokens=20, max_tokens=60, seed=3,
     )  # fmt: skip
     engine = drafting(script_model(), script_model(), 5, eos=[3])
     assert rejected(generate(engine, PROMPTS, params)) == 0
