@@ -1,5 +1,6 @@
 """The ragged batch: spans, slots, masks and logits rows, chains and trees."""
 
+import numpy as np
 import torch
 
 from specdec.core.scheduler import Schedule, ScheduledRow
@@ -61,3 +62,13 @@ def test_blocks_are_copied_as_if_at_once() -> None:
         assert cache[:, 0, 0, 0].tolist() == [0.0, 0.0, 1.0, 3.0]
     keys, values = kv.read(0, torch.tensor([4, 7]))
     assert keys.flatten().tolist() == values.flatten().tolist() == [1.0, 3.0]
+
+
+def test_single_tokens_are_rows_of_their_own() -> None:
+    tables = np.array([[3, 5], [7, 0]], np.int32)
+    batch = Batch.of_tokens(np.array([11, 12]), np.array([5, 2]), tables, 4, torch.device("cpu"))
+    assert batch.slot_mapping.tolist() == [5 * 4 + 1, 7 * 4 + 2]
+    assert batch.seq_lens.tolist() == batch.committed_lens.tolist() == [6, 3]
+    assert batch.query_start_loc.tolist() == [0, 1, 2]
+    assert batch.logits_indices.tolist() == [0, 1]
+    assert batch.ancestor_masks is None
