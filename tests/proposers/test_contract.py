@@ -177,6 +177,8 @@ def test_contract(check: Check, method: str, scenario: Scenario) -> None:
 class Wrong:
     """Repeats a sequence's last token, and breaks one clause of the contract."""
 
+    kv_caches = ()
+
     def __init__(self, fault: str) -> None:
         self.fault = fault
         self.calls: dict[tuple[str, int], int] = {}
