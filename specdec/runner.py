@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -24,26 +23,13 @@ from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
 from specdec.step.batch import Batch
-from specdec.step.kv_cache import KVCache, KVLayout
+from specdec.step.kv_cache import KVCache
+from specdec.step.model import Model
 from specdec.step.paths import path_moves
-from specdec.types import EMPTY_DRAFT, MAX_DRAFT_NODES, Draft, Logprob, Verdict
+from specdec.types import MAX_DRAFT_NODES, Draft, Logprob, Verdict
 
 PROMPT_LOGITS_CHUNK = 128
 """Prompt positions whose logits are held at once for `prompt_logprobs`."""
-
-
-class TargetModel(Protocol):
-    """What the runner needs of a model; `specdec.models.decoder.Decoder` is the real one."""
-
-    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm; writes this step's KV."""
-        ...
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 (or float64) logits [n, vocab] of hidden states [n, hidden]."""
-        ...
-
-    def kv_layout(self) -> KVLayout: ...
 
 
 @dataclass
@@ -79,7 +65,7 @@ class Runner:
 
     def __init__(
         self,
-        model: TargetModel,
+        model: Model,
         kv: KVCache,
         proposers: Mapping[str, Proposer],
         kernels: Kernels,
@@ -103,7 +89,8 @@ class Runner:
 
         If the step fails as a whole, every row is tried alone, so that only the one at fault ends with the error.
         """
-        self.kv.copy_blocks(schedule.block_copies)
+        for kv in (self.kv, *(cache for proposer in self.proposers.values() for cache in proposer.kv_caches)):
+            kv.copy_blocks(schedule.block_copies)
         rows = tuple(self._with_draft_probs(row) for row in schedule.rows)
         try:
             return self._execute_rows(rows, record)
@@ -176,13 +163,13 @@ class Runner:
         return entries
 
     @torch.inference_mode()
-    def propose(self, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft]:
+    def propose(self, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft | None]:
         """Drafts for the next step, at most `lengths[i]` tokens each, from the proposer that each request names.
 
-        A draft's law stays here; the returned drafts hold token ids only. A proposer that fails costs its sequences
-        their drafts and gives a warning; it never costs a request.
+        A draft's law stays here; the returned drafts hold token ids only. A proposer that fails gives a warning and,
+        for its sequences, None; it never costs a request.
         """
-        drafts: dict[Sequence, Draft] = {}
+        drafts: dict[Sequence, Draft | None] = {}
         for name, proposer in self.proposers.items():
             chosen = [i for i, sequence in enumerate(sequences) if sequence.request.proposer == name]
             if not chosen:
@@ -191,10 +178,10 @@ class Runner:
             try:
                 proposed = proposer.propose([sequences[i] for i in chosen], ProposalInput(asked))
                 self._check_drafts(proposed, asked)
+                drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
-                proposed = [EMPTY_DRAFT] * len(chosen)
-            drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
+                drafts.update((sequences[i], None) for i in chosen)
         return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
 
     def _check_drafts(self, drafts: Many[Draft], lengths: Many[int]) -> None:
@@ -212,8 +199,8 @@ class Runner:
             if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
                 raise ValueError(f"a drafted token id is outside the vocabulary of {self.vocab_size}")
 
-    def _keep_draft_probs(self, sequence: Sequence, draft: Draft) -> Draft:
-        if draft.draft_probs is None:
+    def _keep_draft_probs(self, sequence: Sequence, draft: Draft | None) -> Draft | None:
+        if draft is None or draft.draft_probs is None:
             self._draft_probs.pop(sequence.key, None)
             return draft
         self._draft_probs[sequence.key] = draft.draft_probs

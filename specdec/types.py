@@ -194,6 +194,8 @@ class Request:
     cache_salt: str | None = None
     proposer: str = "none"
     num_speculative_tokens: int = 0
+    draft_kv: str | None = None
+    """The proposer that keeps KV of its own for this request's tokens, if one does."""
     stop_token_ids: frozenset[int] = frozenset()
     """Every id that ends a sample with reason "stop", end-of-sequence included unless ignored."""
     eos_token_ids: frozenset[int] = frozenset()

@@ -21,7 +21,7 @@ from specdec.core.sequence import Sequence
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
 from specdec.kernels.reference import visible_entries
-from specdec.proposers.base import ProposalInput, Proposer
+from specdec.proposers.base import DraftModel, ProposalInput, Proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.tokenizer import Tokenizer
@@ -123,6 +123,8 @@ class ScriptedModel:
 class OracleProposer:
     """Knows the greedy continuation; right for `correct` tokens of each draft, then wrong."""
 
+    kv_caches = ()
+
     def __init__(self, model: ScriptedModel, correct: int) -> None:
         self.model, self.correct = model, correct
 
@@ -143,6 +145,8 @@ class OracleProposer:
 class RandomProposer:
     """Drafts noise: tokens that depend on the position and a salt, and on nothing that is true."""
 
+    kv_caches = ()
+
     def __init__(self, vocab_size: int, salt: int = 0) -> None:
         self.vocab_size, self.salt = vocab_size, salt
 
@@ -160,6 +164,8 @@ class RandomProposer:
 
 class SelfProposer:
     """The target as its own draft model: samples from the target's own law and reports it (`draft_probs`)."""
+
+    kv_caches = ()
 
     def __init__(self, model: ScriptedModel) -> None:
         self.model = model
@@ -190,6 +196,8 @@ def make_engine(
     *,
     proposer: str = "none",
     k: int = 4,
+    settings: Mapping[str, object] | None = None,
+    draft_model: ScriptedModel | None = None,
     proposers: Mapping[str, Proposer] | None = None,
     tokenizer: Tokenizer | None = None,
     eos: Many[int] = (),
@@ -201,7 +209,7 @@ def make_engine(
     verifier: str = "auto",
     seed: int = 0,
 ) -> Engine:
-    """An engine around a scripted model whose KV starts as NaN."""
+    """An engine around a scripted model whose KV starts as NaN, and its draft's too."""
     methods = dict.fromkeys((proposer, *(proposers or ())))
     config = EngineConfig(
         model="scripted",
@@ -212,12 +220,19 @@ def make_engine(
         enable_prefix_caching=enable_prefix_caching,
         verifier=verifier,
         seed=seed,
-        speculative=tuple(SpeculativeConfig(method, k) for method in methods),
+        speculative=tuple(
+            SpeculativeConfig(method, k, (settings or {}) if method == proposer else {}) for method in methods
+        ),
     )
     facts = TargetFacts(model.vocab_size, model.max_model_len, frozenset(eos))
-    engine = assemble(config, model, facts, tokenizer, proposers=proposers)
-    for cache in (*engine.runner.kv.keys, *engine.runner.kv.values):
-        cache.fill_(float("nan"))
+    drafts = {}
+    if draft_model is not None:
+        drafts[proposer] = DraftModel(draft_model, draft_model.vocab_size, draft_model.max_model_len)
+    engine = assemble(config, model, facts, tokenizer, draft_models=drafts, proposers=proposers)
+    drafting = [cache for loaded in engine.runner.proposers.values() for cache in loaded.kv_caches]
+    for kv in (engine.runner.kv, *drafting):
+        for cache in (*kv.keys, *kv.values):
+            cache.fill_(float("nan"))
     return engine
 
 

@@ -32,6 +32,8 @@ class Growing:
 class OracleTree:
     """The greedy path for `correct` tokens, each after a wrong sibling that has a child of its own."""
 
+    kv_caches = ()
+
     def __init__(self, model: ScriptedModel, correct: int) -> None:
         self.model, self.correct = model, correct
 
@@ -71,6 +73,8 @@ class CoupledTree(OracleTree):
 class RandomTree:
     """Any shape, tokens that depend on nothing that is true; with `every` above 1 only some drafts are trees."""
 
+    kv_caches = ()
+
     def __init__(self, vocab_size: int, most: int = 12, every: int = 1) -> None:
         self.vocab_size, self.most, self.every = vocab_size, most, every
 
@@ -96,6 +100,8 @@ class RandomTree:
 
 class SelfTree:
     """The target's own law: at each node of the first path `width` children, drawn without replacement and reported."""
+
+    kv_caches = ()
 
     def __init__(self, model: ScriptedModel, width: int = 2) -> None:
         self.model, self.width = model, width

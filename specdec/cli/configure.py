@@ -17,6 +17,7 @@ from specdec.proposers.base import check_settings
 from specdec.types import SpeculationParams
 
 DEFAULT_PROPOSER = "ngram"
+DRAFT = "draft"
 DEFAULT_NUM_SPECULATIVE_TOKENS = SpeculativeConfig().num_speculative_tokens
 
 
@@ -44,12 +45,17 @@ def build_config(
     settings: Mapping[str, Any],
     proposer: str | None,
     num_speculative_tokens: int | None,
+    draft_settings: Mapping[str, Any],
     speculative_json: str | None,
 ) -> EngineConfig:
     """The engine's configuration. `settings` are `EngineConfig` fields that the command line gives; None: not given.
 
-    `speculative_json` replaces the file's proposers. Without a file and without it the proposer is n-gram.
+    `speculative_json` replaces the file's proposers; `draft_settings` are those of the proposer draft that the command
+    line gives, and choose it. Without a file and without any of these the proposer is n-gram.
     """
+    if draft_settings:
+        _check_draft_settings(draft_settings, proposer, speculative_json)
+        proposer = DRAFT
     config = EngineConfig() if file is None else read_config(file)
     if speculative_json is not None:
         named = _read_speculative_json(speculative_json, proposer, num_speculative_tokens, settings.get("verifier"))
@@ -58,9 +64,19 @@ def build_config(
             config = replace(config, verifier=named.verifier)
     elif file is None and proposer is None:
         proposer = DEFAULT_PROPOSER
-    speculative = _choose(config.speculative, proposer, num_speculative_tokens)
+    speculative = _choose(config.speculative, proposer, num_speculative_tokens, draft_settings)
     _check_proposers(speculative)
     return replace(config, **settings, speculative=speculative)
+
+
+def _check_draft_settings(settings: Mapping[str, Any], proposer: str | None, speculative_json: str | None) -> None:
+    option = {"model": "--draft-model", "num_draft_layers": "--draft-layers"}[next(iter(settings))]
+    if len(settings) > 1:
+        raise ValueError("--draft-model and --draft-layers contradict each other; give one of them")
+    if proposer not in (None, DRAFT):
+        raise ValueError(f"{option} contradicts --proposer {proposer}: it is of the proposer {DRAFT}")
+    if speculative_json is not None:
+        raise ValueError(f"{option} contradicts --speculative-config; set the draft's model there")
 
 
 def _read_speculative_json(text: str, proposer: str | None, k: int | None, verifier: str | None) -> EngineConfig:
@@ -86,16 +102,26 @@ def _read_speculative_json(text: str, proposer: str | None, k: int | None, verif
 
 
 def _choose(
-    listed: tuple[SpeculativeConfig, ...], proposer: str | None, k: int | None
+    listed: tuple[SpeculativeConfig, ...], proposer: str | None, k: int | None, draft_settings: Mapping[str, Any]
 ) -> tuple[SpeculativeConfig, ...]:
     """Put `proposer` first, the default's place, adding it if it is missing; give every proposer `k` tokens."""
+    if draft_settings:
+        listed = tuple(_with_draft(entry, draft_settings) for entry in listed)
     if proposer is not None:
         same = [entry for entry in listed if entry.method == proposer]
         others = [entry for entry in listed if entry.method != proposer]
-        listed = (*(same or [SpeculativeConfig(proposer)]), *others)
+        listed = (*(same or [_with_draft(SpeculativeConfig(proposer), draft_settings)]), *others)
     if k is not None:
         listed = tuple(replace(entry, num_speculative_tokens=k) for entry in listed)
     return () if all(entry.method == "none" for entry in listed) else listed
+
+
+def _with_draft(entry: SpeculativeConfig, draft_settings: Mapping[str, Any]) -> SpeculativeConfig:
+    """The proposer draft with the model that the command line names, which takes the place of the file's."""
+    if entry.method != DRAFT:
+        return entry
+    kept = {key: value for key, value in entry.settings.items() if key not in ("model", "num_draft_layers")}
+    return replace(entry, settings={**(kept if draft_settings else entry.settings), **draft_settings})
 
 
 def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> SpeculationParams:

@@ -30,6 +30,8 @@ class GenerateOptions:
     max_model_len: int | None
     proposer: str
     num_speculative_tokens: int
+    draft_model: str | None
+    draft_layers: int | None
     verifier: str
     speculative_config: str | None
     temperature: float
@@ -135,6 +137,12 @@ def _speculation_options() -> tuple[click.Option, ...]:
         _integer(
             "--num-speculative-tokens", "-k", default=DEFAULT_NUM_SPECULATIVE_TOKENS, help="Longest draft of a step."
         ),
+        _text(
+            "--draft-model",
+            metavar="MODEL",
+            help="The model of the proposer draft, named as for --model; it must have the model's own tokenizer.",
+        ),
+        _integer("--draft-layers", unset="none", help="Let the model's own first N layers draft: the proposer draft."),
         _text(
             "--verifier",
             metavar="NAME",

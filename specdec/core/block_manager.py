@@ -5,6 +5,9 @@ or in use by one or more sequences. Full blocks of committed, computed tokens ar
 sequences that computed the same block end up sharing one. Because a sequence holds every ancestor of a block it holds,
 and gives its blocks back last one first, the least recently used cached block never has a cached child: leaves go
 before roots.
+
+The target and a draft model keep their KV at the same slots (D3). A block is registered once both have computed it, and
+requests whose KV has different owners do not share.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ def hash_block(parent: bytes, token_ids: Iterable[int]) -> bytes:
     return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
 
-def root_hash(adapter: str | None, cache_salt: str | None) -> bytes:
+def root_hash(adapter: str | None, cache_salt: str | None, draft_kv: str | None = None) -> bytes:
     """The parent of first blocks: what separates prompts that must not share."""
-    return hashlib.sha256(repr((adapter, cache_salt)).encode()).digest()
+    return hashlib.sha256(repr((adapter, cache_salt, draft_kv)).encode()).digest()
 
 
 class BlockManager:
@@ -67,6 +70,8 @@ class BlockManager:
             sequence.block_table.append(block)
         sequence.num_hashed_blocks = len(sequence.block_table)
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
+        if sequence.request.draft_kv is not None:
+            sequence.num_draft_computed_tokens = sequence.num_computed_tokens
 
     def num_blocks_to_grow(self, sequence: Sequence, end: int) -> int:
         """New blocks that writing positions [num_computed_tokens, end) takes, copies included."""
@@ -95,11 +100,18 @@ class BlockManager:
             table.append(self._allocate())
         return copies
 
+    def shrink(self, sequence: Sequence) -> None:
+        """Take back the blocks at the end of a table in which nothing is computed: a draft was to use them."""
+        computed = max(sequence.num_computed_tokens, sequence.num_draft_computed_tokens)
+        used = -(-computed // self.block_size)
+        while len(sequence.block_table) > used:
+            self._release(sequence.block_table.pop())
+
     def commit(self, sequence: Sequence) -> None:
-        """Register the full blocks of committed and computed tokens, or share those that are registered already."""
+        """Register the full blocks of complete tokens, or share those that are registered already."""
         if not self.enable_prefix_caching:
             return
-        full = min(sequence.num_computed_tokens, sequence.num_tokens) // self.block_size
+        full = sequence.num_complete_tokens // self.block_size
         if full <= sequence.num_hashed_blocks:
             return
         hashes = self._hash_chain(sequence, full)
@@ -123,6 +135,7 @@ class BlockManager:
         for block in child.block_table:
             self._take(block)
         child.num_computed_tokens = num_tokens
+        child.num_draft_computed_tokens = min(parent.num_draft_computed_tokens, num_tokens)
         child.num_hashed_blocks = min(parent.num_hashed_blocks, num_tokens // self.block_size)
 
     def free(self, sequence: Sequence) -> None:
@@ -132,6 +145,7 @@ class BlockManager:
         sequence.block_table = []
         sequence.num_hashed_blocks = 0
         sequence.num_computed_tokens = 0
+        sequence.num_draft_computed_tokens = 0
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False (and nothing changed) while any block is in use."""
@@ -146,7 +160,8 @@ class BlockManager:
         return True
 
     def _root(self, sequence: Sequence) -> bytes:
-        return root_hash(sequence.request.adapter, sequence.request.cache_salt)
+        request = sequence.request
+        return root_hash(request.adapter, request.cache_salt, request.draft_kv)
 
     def _hash_chain(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Hashes of the sequence's first `num_blocks` blocks, which must be full; kept on the sequence."""

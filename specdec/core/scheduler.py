@@ -2,7 +2,7 @@
 
 Prompt chunks, decodes and drafts are all spans of uncomputed tokens (D2); there is no mode. The order of urgency is
 `Sequence.order`. Blocks grow one at a time; when they run out, the least urgent sequence gives up all of its own and is
-recomputed later, mostly from the prefix cache.
+recomputed later, mostly from the prefix cache. Slots for the next draft's own KV come last, from what is free then.
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ class Scheduler:
         rows: list[ScheduledRow] = []
         copies: list[BlockCopy] = []
         preempted: list[Sequence] = []
+        for sequence in self.running:
+            if sequence.request.draft_kv is not None:
+                self.blocks.shrink(sequence)
         for sequence, tokens, draft in self._share_budget():
             if sequence.status is Status.RUNNING:
                 row = self._place(sequence, tokens, draft, copies, preempted)
@@ -108,6 +111,7 @@ class Scheduler:
                     rows.append(row)
         if not preempted:
             self._admit(rows, copies)
+        self._look_ahead(rows)
         return Schedule(tuple(rows), tuple(preempted), tuple(copies))
 
     def _share_budget(self) -> list[tuple[Sequence, int, Draft]]:
@@ -204,6 +208,14 @@ class Scheduler:
         copies.extend(new)
         return ScheduledRow(sequence, start, tokens)
 
+    def _look_ahead(self, rows: list[ScheduledRow]) -> None:
+        """Give drafts that have KV of their own the slots they will write after this step, as far as blocks go."""
+        for row in rows:
+            if row.reaches_end:
+                end = min(row.end + row.sequence.num_lookahead_tokens, self.max_model_len)
+                while end > row.end and self.blocks.grow(row.sequence, end) is None:
+                    end -= 1
+
     def _may_match_prefix(self, sequence: Sequence) -> bool:
         """Log probabilities of the prompt need every prompt position computed."""
         return self.blocks.enable_prefix_caching and sequence.request.params.prompt_logprobs is None
@@ -221,6 +233,32 @@ class Scheduler:
         assert len(verdicts) == len(schedule.rows)
         for row, verdict in zip(schedule.rows, verdicts, strict=True):
             self._commit_row(row, verdict)
+
+    def draft_length(self, sequence: Sequence) -> int:
+        """The longest draft that the next step could verify; one with KV of its own must also find its slots."""
+        if sequence.is_finished or sequence.num_uncomputed_tokens != 1:
+            return 0
+        length = min(sequence.request.num_speculative_tokens, sequence.max_draft_length(self.max_model_len))
+        if sequence.request.draft_kv is not None:
+            num_slots = len(sequence.block_table) * self.blocks.block_size
+            length = min(length, num_slots - sequence.num_tokens + 1)  # the last drafted token is not computed
+        return max(0, length)
+
+    def set_drafts(self, sequences: Many[Sequence], drafts: Many[Draft | None]) -> None:
+        """Keep what a proposer answered to `draft_length`, None if it failed, and count its KV as computed.
+
+        Samples that wait for a prompt start now: they need not compute the draft's KV of it again.
+        """
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            if draft is not None:
+                sequence.draft = draft
+            if sequence.request.draft_kv is not None:
+                if draft is not None:
+                    drafted = sequence.num_tokens + len(draft) - 1
+                    sequence.num_draft_computed_tokens = drafted if draft else sequence.num_computed_tokens
+                    self.blocks.commit(sequence)
+                if sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1:
+                    self._release_forks(sequence)
 
     def cancel(self, schedule: Schedule) -> None:
         """Undo a step that was not computed, or not committed to its end: what it wrote is not trusted, but recomputed.
@@ -254,8 +292,11 @@ class Scheduler:
         sequence.num_computed_tokens = row.end - num_rejected
         sequence.draft = EMPTY_DRAFT
         ended = self._append(sequence, row.draft, verdict)
+        # The token that follows the accepted ones was no draft's; whatever the draft computed from there on is wrong.
+        sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, sequence.num_tokens - 1)
         self.blocks.commit(sequence)
-        self._release_forks(sequence)
+        if ended or sequence.request.draft_kv is None or sequence.num_output_tokens > 1:
+            self._release_forks(sequence)
         if ended:
             self._finish(sequence)
 

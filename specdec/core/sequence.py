@@ -1,7 +1,6 @@
 """One sample of a request while it lives: its tokens, how far its state has come, and the draft to verify next.
 
-Counters and lists only; what can be computed from them is a property. Only `specdec.core` mutates a sequence, with one
-exception: the engine sets `draft` to what a proposer answered.
+Counters and lists only; what can be computed from them is a property. Only `specdec.core` mutates a sequence.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ class Sequence:
     token_ids: list[int]
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
+    num_draft_computed_tokens: int = 0
+    """The same for the draft's KV, drafted tokens at the end included; 0 where the proposer keeps none."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     """Chained hashes of the leading full blocks of committed tokens."""
@@ -75,6 +76,17 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Committed tokens that the next steps have to compute; exactly 1 for a sample that is decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_complete_tokens(self) -> int:
+        """Committed tokens that every owner of KV has computed: what may be hashed and shared for good (D3)."""
+        done = min(self.num_computed_tokens, len(self.token_ids))
+        return done if self.request.draft_kv is None else min(done, self.num_draft_computed_tokens)
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Slots past a step's span that its proposer writes before the next one is scheduled."""
+        return 0 if self.request.draft_kv is None else self.request.num_speculative_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -1,26 +1,27 @@
-"""From a configuration to a running engine: find the files, check them, load, and share out the memory."""
+"""From a configuration to a running engine: load what it names, and share out the memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.engine.checkpoints import open_model
+from specdec.engine.draft_models import load_draft_models
 from specdec.engine.loop import Engine
 from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
-from specdec.models.gguf import GGUFCheckpoint
-from specdec.models.hub import remedy, resolve
-from specdec.models.loader import Checkpoint, load_model, open_checkpoint
-from specdec.proposers.base import Proposer, build_proposer, check_settings
-from specdec.runner import PROMPT_LOGITS_CHUNK, Runner, TargetModel
+from specdec.models.loader import load_model
+from specdec.proposers.base import DraftModel, Proposer, ProposerContext, build_proposer, check_settings
+from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache
 from specdec.step.memory import available_host_memory, plan_memory
+from specdec.step.model import Model
 from specdec.tokenizer import Tokenizer
 
 
@@ -35,40 +36,18 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     model = load_model(
         checkpoint, dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
     )
+    drafts = load_draft_models(config, model, tokenizer, kernels=kernels, device=device, progress=progress)
+    decoders = [model, *(draft.model for draft in drafts.values() if isinstance(draft.model, Decoder))]
     facts = TargetFacts(
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=model.max_model_len,
         eos_token_ids=frozenset(checkpoint.config.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
         weight_bytes=model.weight_bytes,
-        activation_bytes=activation_bytes(model, config.max_num_batched_tokens),
+        activation_bytes=max(activation_bytes(each, config.max_num_batched_tokens) for each in decoders),
     )
-    engine = assemble(config, model, facts, tokenizer, kernels=kernels, device=device)
+    engine = assemble(config, model, facts, tokenizer, kernels=kernels, device=device, draft_models=drafts)
     engine.load_seconds = time.monotonic() - start
     return engine
-
-
-def open_model(model: str, progress: Callable[[str], None] | None = None) -> tuple[Checkpoint, Tokenizer]:
-    """A model's checkpoint and tokenizer, no weights read; ValueError if it is damaged or the two do not match."""
-    path = resolve(model, progress)
-    try:
-        checkpoint = open_checkpoint(path)
-        tokenizer = load_tokenizer(path, checkpoint)
-    except ValueError as error:
-        raise ValueError(f"{error}{remedy(model)}") from None
-    # Models may have ids to spare. Added tokens may lie beyond theirs, if no text is meant to hold them (Gemma 3).
-    if tokenizer.text_vocab_size > checkpoint.config.vocab_size:
-        raise ValueError(
-            f"{path}: the tokenizer does not belong to this model: it has {tokenizer.text_vocab_size} tokens, "
-            f"and the model's vocabulary {checkpoint.config.vocab_size}"
-        )
-    return checkpoint, tokenizer
-
-
-def load_tokenizer(path: Path, checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that belongs to a checkpoint."""
-    if isinstance(checkpoint, GGUFCheckpoint):
-        return Tokenizer.from_gguf(checkpoint.metadata)
-    return Tokenizer.from_directory(path)
 
 
 def activation_bytes(model: Decoder, num_tokens: int) -> int:
@@ -84,36 +63,52 @@ def activation_bytes(model: Decoder, num_tokens: int) -> int:
 
 def assemble(
     config: EngineConfig,
-    model: TargetModel,
+    model: Model,
     facts: TargetFacts,
     tokenizer: Tokenizer | None = None,
     *,
     kernels: Kernels | None = None,
     device: torch.device | None = None,
+    draft_models: Mapping[str, DraftModel] | None = None,
     proposers: Mapping[str, Proposer] | None = None,
 ) -> Engine:
-    """An engine around a model that is already there. `proposers` adds instances of one's own by name."""
+    """An engine around models that are already there.
+
+    `draft_models` are those of the configured proposers, by method; `proposers` adds instances of one's own by name.
+    """
     device = device if device is not None else torch.device("cpu")
+    kernels = kernels if kernels is not None else choose_backend(device.type)
+    drafts = dict(draft_models or {})
     layout = model.kv_layout()
-    longest = max([0, *draft_lengths(config).values()])
+    lengths = draft_lengths(config)
+    law_bytes = 2 * config.max_num_seqs * sum(lengths[method] for method in drafts) * facts.vocab_size * 8
     available = available_host_memory()
     memory = plan_memory(
-        layout,
+        [layout, *(draft.model.kv_layout() for draft in drafts.values())],
         block_size=config.block_size,
         available_bytes=available,
         budget_bytes=int(available * config.gpu_memory_utilization) + facts.weight_bytes,
         kv_cache_tokens=config.kv_cache_tokens,
         max_useful_tokens=config.max_num_seqs * facts.max_model_len,
         weight_bytes=facts.weight_bytes,
-        draft_bytes=0,
+        draft_bytes=sum(draft.weight_bytes for draft in drafts.values()),
         activation_bytes=facts.activation_bytes,
-        logits_bytes=2 * config.max_num_seqs * (longest + 1) * facts.vocab_size * 4,
+        logits_bytes=2 * config.max_num_seqs * (max(lengths.values()) + 1) * facts.vocab_size * 4 + law_bytes,
+    )
+    context = ProposerContext(
+        vocab_size=facts.vocab_size,
+        num_blocks=memory.num_blocks,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        verifier=config.verifier,
+        kernels=kernels,
+        device=device,
     )
     runner = Runner(
         model,
         KVCache(layout, memory.num_blocks, config.block_size, device),
-        _load_proposers(config, proposers or {}),
-        kernels if kernels is not None else choose_backend(device.type),
+        _load_proposers(config, context, drafts, proposers or {}),
+        kernels,
         vocab_size=facts.vocab_size,
         verifier=config.verifier,
         device=device,
@@ -121,9 +116,18 @@ def assemble(
     return Engine(config, runner, facts, memory, tokenizer)
 
 
-def _load_proposers(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, Proposer]:
+def _load_proposers(
+    config: EngineConfig,
+    context: ProposerContext,
+    draft_models: Mapping[str, DraftModel],
+    given: Mapping[str, Proposer],
+) -> dict[str, Proposer]:
     """The configured proposers by method; "none" is always among them."""
     loaded: dict[str, Proposer] = {}
     for entry in (*config.speculative, SpeculativeConfig("none")):
-        loaded[entry.method] = given[entry.method] if entry.method in given else build_proposer(entry)
+        if entry.method in given:
+            loaded[entry.method] = given[entry.method]
+        else:
+            own = replace(context, draft_model=draft_models.get(entry.method))
+            loaded[entry.method] = build_proposer(entry, own)
     return loaded

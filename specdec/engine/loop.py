@@ -70,7 +70,13 @@ class Engine:
         self.load_seconds = load_seconds
         self.last_step = StepRecord()
         self.runner = runner
-        self._requests = RequestBuilder(config, facts, tokenizer, memory.num_blocks * config.block_size)
+        self._requests = RequestBuilder(
+            config,
+            facts,
+            tokenizer,
+            pool_tokens=memory.num_blocks * config.block_size,
+            kv_owners=frozenset(name for name, proposer in runner.proposers.items() if proposer.kv_caches),
+        )
         self.scheduler = Scheduler(
             BlockManager(memory.num_blocks, config.block_size, config.enable_prefix_caching),
             max_num_seqs=config.max_num_seqs,
@@ -201,17 +207,16 @@ class Engine:
                 metrics.first_scheduled_time = now
 
     def _propose(self, schedule: Schedule) -> None:
-        """Ask for the next drafts of everything that is decoding and may still keep one."""
+        """Ask for the next drafts of everything that may still keep one, and let drafts' own KV follow the rest."""
         sequences, lengths = [], []
         for row in schedule.rows:
             sequence = row.sequence
-            length = min(sequence.request.num_speculative_tokens, sequence.max_draft_length(self.max_model_len))
-            if not sequence.is_finished and sequence.num_uncomputed_tokens == 1 and length:
+            length = self.scheduler.draft_length(sequence)
+            if length or (sequence.request.draft_kv is not None and not sequence.is_finished):
                 sequences.append(sequence)
                 lengths.append(length)
         if sequences:
-            for sequence, draft in zip(sequences, self.runner.propose(sequences, lengths), strict=True):
-                sequence.draft = draft
+            self.scheduler.set_drafts(sequences, self.runner.propose(sequences, lengths))
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its last output, or None if there is no such unfinished request."""

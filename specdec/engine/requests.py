@@ -36,11 +36,20 @@ def draft_lengths(config: EngineConfig) -> dict[str, int]:
 class RequestBuilder:
     """Turns prompts and parameters into requests for one engine."""
 
-    def __init__(self, config: EngineConfig, facts: TargetFacts, tokenizer: Tokenizer | None, pool_tokens: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        facts: TargetFacts,
+        tokenizer: Tokenizer | None,
+        *,
+        pool_tokens: int,
+        kv_owners: frozenset[str] = frozenset(),
+    ) -> None:
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
         self.pool_tokens = pool_tokens
+        self.kv_owners = kv_owners
         self.proposers = draft_lengths(config)
         self.default_proposer = config.speculative[0].method if config.speculative else "none"
 
@@ -79,6 +88,7 @@ class RequestBuilder:
             cache_salt=cache_salt,
             proposer=proposer,
             num_speculative_tokens=length,
+            draft_kv=proposer if proposer in self.kv_owners and self._may_draft(params, length) else None,
             stop_token_ids=stops | eos,
             eos_token_ids=eos,
             min_tokens_ban=(stops | eos) if params.min_tokens else frozenset(),
@@ -165,6 +175,11 @@ class RequestBuilder:
                 "give the proposer more in speculative_config"
             )
         return name, length
+
+    @staticmethod
+    def _may_draft(params: SamplingParams, length: int) -> bool:
+        """Whether there can be a draft at all: the first token has none, and the last may be no more than its bonus."""
+        return length > 0 and (params.max_tokens is None or params.max_tokens > 2)
 
     def _seed(self, params: SamplingParams, arrival: int) -> int:
         """The request's own seed; without one, a function of the engine's seed and the request's number."""

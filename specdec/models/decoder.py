@@ -6,6 +6,8 @@ sampling. Prompt chunks, decoding and verification are the same call.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -38,6 +40,16 @@ class Decoder(nn.Module):
         distinct = distinct_ropes(config)
         self.rope_of_layer = [None if layer.rope is None else distinct.index(layer.rope) for layer in config.layers]
         self.ropes = nn.ModuleList(RopeTable(rope, max_model_len) for rope in distinct)
+
+    def first_layers(self, count: int) -> Decoder:
+        """The model of the first `count` layers, which shares this one's parameters: what drafts for itself."""
+        assert 0 < count <= self.config.num_layers
+        config = replace(self.config, layers=self.config.layers[:count])
+        decoder = Decoder(config, self.kernels, self.max_model_len)
+        decoder.embed_tokens, decoder.norm, decoder.lm_head = self.embed_tokens, self.norm, self.lm_head
+        decoder.layers = self.layers[:count]
+        decoder.ropes, decoder.rope_of_layer = self.ropes, self.rope_of_layer[:count]
+        return decoder.eval()
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Hidden states of the step's tokens after the final norm, [T, hidden]; their KV goes to the batch's slots."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import ProposalInput
+from specdec.proposers.base import ProposalInput, ProposerContext
 from specdec.types import Draft
 
 METHOD = "ngram"
@@ -56,7 +56,9 @@ class NgramSettings:
 class NgramProposer:
     """Keeps one index per sequence, from the first time a draft is asked of it until it is forgotten."""
 
-    def __init__(self, settings: NgramSettings) -> None:
+    kv_caches = ()
+
+    def __init__(self, settings: NgramSettings, context: ProposerContext | None = None) -> None:
         self.settings = settings
         self._indexes: dict[tuple[str, int], _Index] = {}
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import ProposalInput
+from specdec.proposers.base import ProposalInput, ProposerContext
 from specdec.proposers.suffix_tree import ROUNDING, Guess, Limits, SuffixTree
 from specdec.types import MAX_SPECULATIVE_TOKENS, Draft
 
@@ -90,7 +90,9 @@ class SuffixSettings:
 class SuffixProposer:
     """A tree per sequence, from the first draft asked of it until it is forgotten, and the past outputs."""
 
-    def __init__(self, settings: SuffixSettings) -> None:
+    kv_caches = ()
+
+    def __init__(self, settings: SuffixSettings, context: ProposerContext | None = None) -> None:
         self.settings = settings
         self._rooms = settings.rooms()
         self._own: dict[tuple[str, int], SuffixTree] = {}

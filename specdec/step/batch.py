@@ -78,6 +78,35 @@ class Batch:
             logits_start=tuple(logits_start),
         )
 
+    @staticmethod
+    def of_tokens(
+        token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, device: torch.device
+    ) -> Batch:
+        """One committed token of each of B rows, logits wanted: a step of a drafting loop.
+
+        `token_ids` and `positions` int64 [B], `block_tables` int32 [B, max blocks of a row].
+        """
+        count = len(token_ids)
+        blocks = block_tables[np.arange(count), positions // block_size].astype(np.int64)
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        lengths = tensor((positions + 1).astype(np.int32))
+        return Batch(
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(blocks * block_size + positions % block_size),
+            query_start_loc=tensor(np.arange(count + 1, dtype=np.int32)),
+            seq_lens=lengths,
+            committed_lens=lengths,
+            block_tables=tensor(block_tables),
+            ancestor_masks=None,
+            logits_indices=tensor(np.arange(count)),
+            rows=(),
+            logits_start=tuple(range(count + 1)),
+        )
+
 
 def _fill_row(row: ScheduledRow, token_ids: np.ndarray, positions: np.ndarray, masks: np.ndarray | None) -> None:
     """Tokens, positions and ancestor masks of one row's span."""

@@ -22,10 +22,6 @@ class KVLayout:
         """2 (key and value) * layers * kv_heads * head_dim * bytes of one element."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
-    def num_blocks(self, budget_bytes: int, block_size: int) -> int:
-        """Whole blocks of `block_size` tokens that fit `budget_bytes`."""
-        return max(0, budget_bytes // (self.bytes_per_token * block_size))
-
 
 class KVCache:
     """Keys and values of every layer, float [num_blocks, block_size, num_kv_heads, head_dim] each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class MemoryPlan:
     activation_bytes: int
     logits_bytes: int
     kv_bytes_per_token: int
+    """Of every model: they share the block tables."""
     block_size: int
     num_blocks: int
 
@@ -46,7 +48,7 @@ class MemoryPlan:
         tokens = self.num_blocks * self.block_size
         parts = [
             ("weights", self.weight_bytes, ""),
-            ("draft state", self.draft_bytes, ""),
+            ("draft model", self.draft_bytes, ""),
             ("activations", self.activation_bytes, " at most"),
             ("logits", self.logits_bytes, " for the k+1 rows of every sequence"),
             (
@@ -61,7 +63,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    layout: KVLayout,
+    layouts: Sequence[KVLayout],
     *,
     block_size: int,
     available_bytes: int,
@@ -75,13 +77,15 @@ def plan_memory(
 ) -> MemoryPlan:
     """Size the KV pool: `kv_cache_tokens` if given, else what is left of the budget, capped at what can be used.
 
+    A token takes a slot in each of `layouts`: the target's and those of proposers with KV of their own.
     `available_bytes` are free on the machine; `budget_bytes` may be taken, weights included. ValueError if not even
     two blocks fit.
     """
+    bytes_per_token = sum(layout.bytes_per_token for layout in layouts)
     useful = max(2, -(-max_useful_tokens // block_size))
     if kv_cache_tokens is not None:
         num_blocks = kv_cache_tokens // block_size
-        needed = num_blocks * block_size * layout.bytes_per_token
+        needed = num_blocks * block_size * bytes_per_token
         if needed > available_bytes:
             raise ValueError(
                 f"kv_cache_tokens ({kv_cache_tokens}) needs {format_bytes(needed)} of memory, "
@@ -89,7 +93,7 @@ def plan_memory(
             )
     else:
         rest = budget_bytes - weight_bytes - draft_bytes - activation_bytes - logits_bytes
-        num_blocks = min(useful, layout.num_blocks(max(0, rest), block_size))
+        num_blocks = min(useful, max(0, rest) // (bytes_per_token * block_size))
     if num_blocks < 2:
         fixed = weight_bytes + draft_bytes + activation_bytes + logits_bytes
         raise ValueError(
@@ -103,7 +107,7 @@ def plan_memory(
         draft_bytes=draft_bytes,
         activation_bytes=activation_bytes,
         logits_bytes=logits_bytes,
-        kv_bytes_per_token=layout.bytes_per_token,
+        kv_bytes_per_token=bytes_per_token,
         block_size=block_size,
         num_blocks=num_blocks,
     )

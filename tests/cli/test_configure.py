@@ -208,3 +208,32 @@ def test_a_line_whose_draft_does_not_fit_a_step_is_refused() -> None:
     line = json.dumps({"prompt": "a", "num_speculative_tokens": 20})
     args = ("--prompts-file=-", "--max-num-batched-tokens=16", "--max-num-seqs=1")
     assert "(20) and the token before them do not fit" in refused(*args, input=line)
+
+
+@pytest.mark.parametrize(
+    ("option", "settings"), [("--draft-model=small", {"model": "small"}), ("--draft-layers=3", {"num_draft_layers": 3})]
+)
+def test_a_draft_models_options_choose_the_proposer_and_win_over_the_file(
+    option: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    assert config_of("a", option).speculative == (SpeculativeConfig("draft", 4, settings),)
+    assert config_of("a", "--proposer=draft", option, "-k2").speculative == (SpeculativeConfig("draft", 2, settings),)
+    text = "speculative_config: {method: draft, num_speculative_tokens: 6, num_draft_layers: 9, %s}"
+    file = write(tmp_path, text % "draft_sample_method: greedy")
+    kept = {"draft_sample_method": "greedy"}
+    assert config_of("a", "--config", file, option).speculative == (SpeculativeConfig("draft", 6, kept | settings),)
+    assert config_of("a", "--config", file).speculative[0].settings == kept | {"num_draft_layers": 9}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--proposer=draft"], "needs one of model (a draft model: --draft-model) and num_draft_layers"),
+        (["--draft-layers=0"], "num_draft_layers must be a positive integer; got 0"),
+        (["--draft-layers=2", "--draft-model=m"], "--draft-model and --draft-layers contradict each other"),
+        (["--draft-layers=2", "--proposer=ngram"], "--draft-layers contradicts --proposer ngram"),
+        (["--draft-model=m", '--speculative-config={"method": "ngram"}'], "contradicts --speculative-config"),
+    ],
+)
+def test_a_draft_models_options_are_checked_before_any_model_work(options: list[str], message: str) -> None:
+    assert message in refused("a", *options)

@@ -26,6 +26,8 @@ OPTIONS = {
         "--max-model-len": None,
         "--proposer": "ngram",
         "--num-speculative-tokens -k": 4,
+        "--draft-model": None,
+        "--draft-layers": None,
         "--verifier": "auto",
         "--speculative-config": None,
         "--temperature": 0.0,

@@ -14,6 +14,8 @@ def make_sequence(
     priority: int = 0,
     cache_salt: str | None = None,
     adapter: str | None = None,
+    draft_kv: str | None = None,
+    k: int = 0,
     stop_token_ids: tuple[int, ...] = (),
     eos: tuple[int, ...] = (),
     **params: object,
@@ -27,6 +29,8 @@ def make_sequence(
         priority=priority,
         cache_salt=cache_salt,
         adapter=adapter,
+        draft_kv=draft_kv,
+        num_speculative_tokens=k,
         stop_token_ids=frozenset((*stop_token_ids, *eos)),
         eos_token_ids=frozenset(eos),
     )

@@ -45,8 +45,8 @@ def test_a_hit_leaves_one_token_to_compute() -> None:
     assert second.block_table == first.block_table[:1]
 
 
-@pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"adapter": "a"}])
-def test_salt_and_adapter_separate(other: dict) -> None:
+@pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"adapter": "a"}, {"draft_kv": "d"}])
+def test_salt_adapter_and_owners_of_kv_separate(other: dict) -> None:
     manager = BlockManager(8, 4)
     computed(manager, [1] * 8)
     stranger = make_sequence([1] * 8, arrival=1, **other)
@@ -177,3 +177,42 @@ def test_check_integrity_can_fail(fault: str) -> None:
         manager._cached.move_to_end(next(iter(manager._cached)))
     with pytest.raises(AssertionError):
         manager.check_integrity([sequence])
+
+
+def test_a_block_is_registered_once_its_draft_kv_is_there_too() -> None:
+    manager = BlockManager(8, 4)
+    sequence = computed(manager, [1] * 10, draft_kv="d")
+    assert sequence.num_hashed_blocks == 0
+    sequence.num_draft_computed_tokens = 7
+    manager.commit(sequence)
+    assert sequence.num_hashed_blocks == 1
+    sequence.num_draft_computed_tokens = 12  # with drafted tokens
+    manager.commit(sequence)
+    assert sequence.num_hashed_blocks == 2
+    again = make_sequence([1] * 10, arrival=1, draft_kv="d")
+    manager.match_prefix(again)
+    assert again.num_computed_tokens == again.num_draft_computed_tokens == 8
+    manager.free(again)
+    assert again.num_draft_computed_tokens == 0
+
+
+@pytest.mark.parametrize(("drafted", "shared"), [(3, 3), (9, 5)])
+def test_a_fork_has_as_much_draft_kv_as_its_parent_or_it_shares(drafted: int, shared: int) -> None:
+    manager = BlockManager(8, 4)
+    parent, child = computed(manager, [1] * 6, draft_kv="d"), make_sequence([1] * 6, index=1, draft_kv="d")
+    parent.num_draft_computed_tokens = drafted
+    manager.fork(parent, child, 5)
+    assert child.num_draft_computed_tokens == shared
+
+
+def test_blocks_that_hold_nothing_are_given_back() -> None:
+    manager = BlockManager(8, 4)
+    sequence = computed(manager, [1] * 6, draft_kv="d")
+    manager.grow(sequence, 16)
+    sequence.num_draft_computed_tokens = 9
+    manager.shrink(sequence)
+    assert len(sequence.block_table) == 3
+    sequence.num_draft_computed_tokens = 5
+    manager.shrink(sequence)
+    assert len(sequence.block_table) == 2
+    manager.check_integrity([sequence])

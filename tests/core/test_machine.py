@@ -12,10 +12,16 @@ from specdec.types import Draft, Request, SamplingParams, Verdict
 
 VOCABULARY = 3
 EOS = 2
+TOKENS = st.sampled_from([0, 1, 0, 1, 0, 1, EOS])
+"""What is generated: long runs, so that drafts are verified in many states."""
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """Random requests, schedules and verdicts. `kv` models the cache: slot -> the prefix whose last token it holds."""
+    """Random requests, schedules, verdicts and drafts.
+
+    `kv` models the target's cache: slot -> the prefix whose last token it holds; `draft_kv` is that of the draft model
+    which some requests have.
+    """
 
     @initialize(
         num_blocks=st.integers(2, 12),
@@ -33,6 +39,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_model_len=num_blocks * block_size,
         )
         self.kv: dict[int, tuple[int, ...]] = {}
+        self.draft_kv: dict[int, tuple[int, ...]] = {}
         self.all: list[Sequence] = []
         self.arrivals = 0
 
@@ -40,10 +47,14 @@ class CoreMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10),
         n=st.integers(1, 3),
         priority=st.integers(0, 2),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(1, 30),
         salt=st.sampled_from([None, "a"]),
+        k=st.sampled_from([4, 3, 2, 1, 0]),
+        owns_kv=st.booleans(),
     )
-    def add(self, prompt: list[int], n: int, priority: int, max_tokens: int, salt: str | None) -> None:
+    def add(
+        self, prompt: list[int], n: int, priority: int, max_tokens: int, salt: str | None, k: int, owns_kv: bool
+    ) -> None:
         prompt = prompt[: self.scheduler.max_model_len - 1]
         params = SamplingParams(n=n, max_tokens=max_tokens, detokenize=False)
         self.arrivals += 1
@@ -55,6 +66,9 @@ class CoreMachine(RuleBasedStateMachine):
             arrival=self.arrivals,
             priority=priority,
             cache_salt=salt,
+            proposer="random",
+            num_speculative_tokens=k,
+            draft_kv="random" if owns_kv and k else None,
             stop_token_ids=frozenset({EOS}),
             eos_token_ids=frozenset({EOS}),
         )
@@ -66,6 +80,10 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_unfinished())
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
+        for _ in range(data.draw(st.integers(1, 3))):
+            self.step_once(data)
+
+    def step_once(self, data: st.DataObject) -> None:
         schedule = self.scheduler.schedule()
         assert sum(r.num_scheduled_tokens for r in schedule.rows) <= self.scheduler.max_num_batched_tokens
         self.write(schedule)
@@ -73,7 +91,8 @@ class CoreMachine(RuleBasedStateMachine):
         moves = path_moves(schedule.rows, verdicts, self.blocks.block_size)
         self.kv |= dict(zip((to for _, to in moves), [self.kv[source] for source, _ in moves], strict=True))
         self.scheduler.commit(schedule, verdicts)
-        self.propose(data)
+        if data.draw(st.integers(0, 9)):  # else the step is interrupted before it drafts
+            self.propose(schedule, data)
 
     def judge(self, row, data: st.DataObject) -> Verdict:
         if not row.reaches_end:
@@ -89,12 +108,13 @@ class CoreMachine(RuleBasedStateMachine):
     def write(self, schedule: Schedule) -> None:
         """Copy blocks, then write every span; a slot written must belong to this row alone."""
         size = self.blocks.block_size
-        before = dict(self.kv)
-        for source, destination in schedule.block_copies:
-            for offset in range(size):
-                self.kv.pop(destination * size + offset, None)
-                if source * size + offset in before:
-                    self.kv[destination * size + offset] = before[source * size + offset]
+        for kv in (self.kv, self.draft_kv):
+            before = dict(kv)
+            for source, destination in schedule.block_copies:
+                for offset in range(size):
+                    kv.pop(destination * size + offset, None)
+                    if source * size + offset in before:
+                        kv[destination * size + offset] = before[source * size + offset]
         owners = {}
         for row in schedule.rows:
             sequence = row.sequence
@@ -123,12 +143,37 @@ class CoreMachine(RuleBasedStateMachine):
     def committed_kv_is_right(self, sequence: Sequence, length: int) -> bool:
         return all(self.kv[self.slot(sequence, p)] == tuple(sequence.token_ids[: p + 1]) for p in range(length))
 
-    def propose(self, data: st.DataObject) -> None:
-        for sequence in self.scheduler.running:
-            if sequence.num_uncomputed_tokens == 1:
-                draft = tuple(data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=6)))
-                parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(len(draft)))
-                sequence.draft = Draft(draft, data.draw(st.sampled_from([None, parents])), proposer="random")
+    def draft_kv_is_right(self, sequence: Sequence) -> bool:
+        content = [*sequence.token_ids, *sequence.draft.token_ids]
+        return all(
+            self.draft_kv[self.slot(sequence, p)] == tuple(content[: p + 1])
+            for p in range(sequence.num_draft_computed_tokens)
+        )
+
+    def propose(self, schedule: Schedule, data: st.DataObject) -> None:
+        asked = [row.sequence for row in schedule.rows if row.sequence.status is Status.RUNNING]
+        answers: list[Draft | None] = []
+        for sequence in asked:
+            length = self.scheduler.draft_length(sequence)
+            assert length <= sequence.request.num_speculative_tokens
+            count = length - data.draw(st.integers(0, length))
+            drafted = data.draw(st.lists(TOKENS, min_size=count, max_size=count))
+            fails = data.draw(st.integers(0, 9)) == 0
+            if sequence.request.draft_kv is not None:
+                self.write_draft(sequence, drafted, length, data.draw(st.integers(0, 9)) if fails else None)
+            parents = None
+            if sequence.request.draft_kv is None and data.draw(st.booleans()):
+                parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(len(drafted)))
+            answers.append(None if fails else Draft(tuple(drafted), parents, proposer="random"))
+        self.scheduler.set_drafts(asked, answers)
+
+    def write_draft(self, sequence: Sequence, drafted: list[int], length: int, limit: int | None) -> None:
+        """What a draft model computes for one proposal; the first `limit` positions of it if it fails then."""
+        content = [*sequence.token_ids, *drafted]
+        start = sequence.num_draft_computed_tokens
+        end = len(content) - (1 if drafted else 0) if length else sequence.num_computed_tokens
+        for position in range(start, end if limit is None else min(end, start + limit)):
+            self.draft_kv[self.slot(sequence, position)] = tuple(content[: position + 1])
 
     @precondition(lambda self: self.scheduler.has_unfinished())
     @rule(data=st.data())
@@ -149,8 +194,11 @@ class CoreMachine(RuleBasedStateMachine):
         for sequence in self.all:
             if sequence.is_finished:
                 assert not sequence.block_table
-            if sequence.status is Status.RUNNING:
+            else:
                 assert self.committed_kv_is_right(sequence, sequence.num_computed_tokens)
+                assert self.draft_kv_is_right(sequence)
+                if sequence.request.draft_kv is None:
+                    assert not sequence.num_draft_computed_tokens
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

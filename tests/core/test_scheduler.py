@@ -261,3 +261,75 @@ def test_trees_are_limited_in_depth_by_length_and_in_nodes_by_the_budget() -> No
     sequence.draft = Draft(tuple(range(20)), (-1,) * 18 + (0, 18), proposer="x")
     (row,) = roomy.schedule().rows
     assert len(row.draft) == 19, "more nodes than the two tokens that may be kept, but no deeper path"
+
+
+def test_a_draft_with_kv_gets_the_slots_it_will_write() -> None:
+    """After a whole draft was accepted it writes at its last token, the bonus, and all but the last of k new ones."""
+    scheduler = make_scheduler(num_blocks=16, block_size=1, max_num_batched_tokens=4)
+    sequence = make_sequence([1] * 6, draft_kv="d", k=3)
+    scheduler.add(sequence)
+    step(scheduler)
+    assert len(sequence.block_table) == 4  # a chunk looks ahead of nothing
+    scheduler.set_drafts([sequence], [Draft()])
+    step(scheduler)
+    assert (sequence.num_tokens, len(sequence.block_table)) == (7, 9)
+    assert scheduler.draft_length(sequence) == 3
+    scheduler.set_drafts([sequence], [Draft((1, 1, 1), proposer="d")])
+    assert sequence.num_draft_computed_tokens == 9
+    step(scheduler, accepted=3)
+    assert (sequence.num_tokens, sequence.num_draft_computed_tokens, len(sequence.block_table)) == (11, 9, 13)
+    assert scheduler.draft_length(sequence) == 3
+
+
+@pytest.mark.parametrize(("accepted", "valid"), [(0, 7), (1, 8), (2, 9), (3, 9)])
+def test_draft_kv_is_valid_up_to_the_last_accepted_token_that_it_computed(accepted: int, valid: int) -> None:
+    scheduler = make_scheduler()
+    sequence = make_sequence([1] * 6, draft_kv="d", k=3)
+    scheduler.add(sequence)
+    step(scheduler)
+    scheduler.set_drafts([sequence], [Draft((1, 1, 1), proposer="d")])
+    step(scheduler, accepted=accepted)
+    assert sequence.num_draft_computed_tokens == valid
+    scheduler.set_drafts([sequence], [None])
+    assert sequence.num_draft_computed_tokens == valid
+
+
+def test_slots_for_the_next_draft_are_given_up_before_anyone_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=6, block_size=1, max_num_seqs=2, caching=False)
+    sequences = [make_sequence([1], arrival=i, draft_kv="d", k=4) for i in range(2)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    step(scheduler)
+    assert [scheduler.draft_length(sequence) for sequence in sequences] == [3, 0]
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.num_preemptions == 0
+    assert [len(sequence.block_table) for sequence in sequences] == [3, 3]
+    assert [scheduler.draft_length(sequence) for sequence in sequences] == [0, 0]
+
+
+def test_samples_wait_until_the_draft_has_computed_their_prompt() -> None:
+    scheduler = make_scheduler()
+    samples = [make_sequence([1] * 6, index=i, n=2, temperature=1.0, draft_kv="d", k=2) for i in range(2)]
+    samples[0].forks = samples[1:]
+    scheduler.add(samples[0])
+    step(scheduler)
+    assert not scheduler.waiting
+    scheduler.set_drafts(samples[:1], [Draft((1, 1), proposer="d")])
+    assert scheduler.waiting == samples[1:]
+    assert samples[1].num_draft_computed_tokens == samples[1].num_computed_tokens == 5
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_samples_do_not_wait_for_a_draft_that_fails(interrupted: bool) -> None:
+    scheduler = make_scheduler()
+    samples = [make_sequence([1] * 6, index=i, n=2, temperature=1.0, draft_kv="d", k=2) for i in range(2)]
+    samples[0].forks = samples[1:]
+    scheduler.add(samples[0])
+    step(scheduler)
+    if interrupted:
+        step(scheduler)
+    else:
+        scheduler.set_drafts(samples[:1], [None])
+    assert scheduler.waiting == samples[1:]
+    assert samples[1].num_draft_computed_tokens == 0

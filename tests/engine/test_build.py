@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specdec.engine.build import open_model
+from specdec.engine.checkpoints import open_model
 from specdec.models.hub import ALIASES
 from tests.tokenizer import helpers
 

@@ -13,7 +13,7 @@ from specdec.config import SpeculativeConfig
 from specdec.proposers.base import PROPOSERS, NoProposer, NoSettings, ProposalInput, build_proposer, check_settings
 from specdec.proposers.ngram import NgramProposer, NgramSettings
 from specdec.types import EMPTY_DRAFT
-from tests.proposers.helpers import make_sequence
+from tests.proposers.helpers import SETTINGS, make_context, make_sequence
 
 
 @pytest.mark.parametrize("method", PROPOSERS)
@@ -22,7 +22,7 @@ def test_every_entry_of_the_table_imports(method: str) -> None:
     module = import_module(module_name)
     settings_class: Any = getattr(module, settings_name)
     with pytest.raises(FrozenInstanceError):
-        settings_class().anything = 1
+        settings_class(**SETTINGS.get(method, {})).anything = 1
     assert callable(getattr(module, class_name).propose)
     assert callable(getattr(module, class_name).forget)
 
@@ -30,13 +30,13 @@ def test_every_entry_of_the_table_imports(method: str) -> None:
 def test_build_takes_the_methods_own_settings() -> None:
     config = SpeculativeConfig("ngram", 4, {"prompt_lookup_max": 7})
     assert check_settings(config) == NgramSettings(prompt_lookup_max=7)
-    proposer = build_proposer(config)
+    proposer = build_proposer(config, make_context())
     assert isinstance(proposer, NgramProposer)
     assert proposer.settings.prompt_lookup_max == 7
 
 
 def test_no_proposer_answers_empty_drafts() -> None:
-    proposer = build_proposer(SpeculativeConfig("none"))
+    proposer = build_proposer(SpeculativeConfig("none"), make_context())
     assert isinstance(proposer, NoProposer)
     assert check_settings(SpeculativeConfig("none")) == NoSettings()
     sequences = [make_sequence([1, 2, 1, 2], "a"), make_sequence([3], "b")]
@@ -51,11 +51,19 @@ def test_no_proposer_answers_empty_drafts() -> None:
         (SpeculativeConfig("ngram", 4, {"prompt_lookup_mx": 3}), ["'prompt_lookup_mx'", "'prompt_lookup_max'?"]),
         (SpeculativeConfig("ngram", 4, {"num_spec_tokens": 3}), ["'num_spec_tokens'", "'num_speculative_tokens'?"]),
         (SpeculativeConfig("none", 4, {"prompt_lookup_max": 3}), ["'prompt_lookup_max'", "'none'", "valid: "]),
+        (SpeculativeConfig("draft"), ["needs one of model", "num_draft_layers"]),
+        (SpeculativeConfig("draft", 4, {"model": "m", "num_draft_layers": 1}), ["needs one of model"]),
+        (SpeculativeConfig("draft", 4, {"model": ""}), ["the draft's model must be", "got ''"]),
+        (SpeculativeConfig("draft", 4, {"num_draft_layers": True}), ["num_draft_layers must be", "got True"]),
+        (
+            SpeculativeConfig("draft", 4, {"model": "m", "draft_sample_method": "greed"}),
+            ["unknown draft_sample_method 'greed'", "did you mean 'greedy'?"],
+        ),
         (SpeculativeConfig("ngram", 4, {"prompt_lookup_max": 0}), ["prompt_lookup_max must be", "got 0"]),
     ],
 )
 def test_wrong_names_and_values_get_one_clear_line(config: SpeculativeConfig, words: list[str]) -> None:
-    for refuse in (check_settings, build_proposer):
+    for refuse in (check_settings, lambda config: build_proposer(config, make_context())):
         with pytest.raises(ValueError, match=re.escape(words[0])) as refused:
             refuse(config)
         message = str(refused.value)

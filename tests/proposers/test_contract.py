@@ -18,7 +18,7 @@ from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import PROPOSERS, ProposalInput, Proposer, build_proposer
 from specdec.types import Draft
-from tests.proposers.helpers import make_sequence
+from tests.proposers.helpers import SETTINGS, make_context, make_sequence
 
 VOCAB_SIZE = 4
 MAX_LENGTH = 6
@@ -36,7 +36,7 @@ class Scenario:
     grown: tuple[tuple[tuple[int, ...], ...], ...]
 
     def sequences(self) -> list[Sequence]:
-        return [make_sequence(prompt, f"request-{i // 2}", i % 2) for i, prompt in enumerate(self.prompts)]
+        return [make_sequence(prompt, f"request-{i // 2}", i % 2, place=i) for i, prompt in enumerate(self.prompts)]
 
 
 @st.composite
@@ -170,11 +170,14 @@ CHECKS = (check_form, check_order, check_determinism, check_purity, check_catch_
 @pytest.mark.parametrize("check", CHECKS)
 @given(scenario=scenarios())
 def test_contract(check: Check, method: str, scenario: Scenario) -> None:
-    check(lambda: build_proposer(SpeculativeConfig(method)), method, scenario)
+    config = SpeculativeConfig(method, settings=SETTINGS.get(method, {}))
+    check(lambda: build_proposer(config, make_context(VOCAB_SIZE)), method, scenario)
 
 
 class Wrong:
     """Repeats a sequence's last token, and breaks one clause of the contract."""
+
+    kv_caches = ()
 
     def __init__(self, fault: str) -> None:
         self.fault = fault

@@ -1,5 +1,6 @@
 """The ragged batch: spans, slots, masks and logits rows, chains and trees."""
 
+import numpy as np
 import torch
 
 from specdec.core.scheduler import Schedule, ScheduledRow
@@ -84,3 +85,13 @@ def test_only_what_does_not_lie_in_place_is_moved() -> None:
     verdicts = [Verdict((3, 4, 5, 0), (2, 3, 4)), Verdict((1, 2, 0), (0, 1)), Verdict(), Verdict((1, 2, 0), (0, 1))]
     assert path_moves(rows, verdicts, 3) == [(1, 14), (2, 0), (21, 1)]
     assert path_moves(rows[1:], verdicts[1:], 3) == []
+
+
+def test_single_tokens_are_rows_of_their_own() -> None:
+    tables = np.array([[3, 5], [7, 0]], np.int32)
+    batch = Batch.of_tokens(np.array([11, 12]), np.array([5, 2]), tables, 4, torch.device("cpu"))
+    assert batch.slot_mapping.tolist() == [5 * 4 + 1, 7 * 4 + 2]
+    assert batch.seq_lens.tolist() == batch.committed_lens.tolist() == [6, 3]
+    assert batch.query_start_loc.tolist() == [0, 1, 2]
+    assert batch.logits_indices.tolist() == [0, 1]
+    assert batch.ancestor_masks is None
