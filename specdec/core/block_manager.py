@@ -207,10 +207,12 @@ class BlockManager:
         for sequence in sequences:
             for i, block in enumerate(sequence.block_table):
                 owners[block] += 1
-                hash_ = self._hashes[block]
-                if hash_ is not None:
-                    assert (i + 1) * self.block_size <= sequence.num_tokens, "an unverified token in a hashed block"
-                    assert self._hash_chain(sequence, i + 1)[i] == hash_, "a block's hash is not its content's"
+                if i < sequence.num_hashed_blocks:
+                    assert (i + 1) * self.block_size <= sequence.num_complete_tokens, "an incomplete block is hashed"
+                    chain = self._hash_chain(sequence, i + 1)
+                    assert self._hashes[block] == chain[i], "a block's hash is not its content's"
+                elif self._hashes[block] is not None:
+                    self._check_unregistered(sequence, i)
             assert sequence.num_computed_tokens <= len(sequence.block_table) * self.block_size
         assert owners == self._ref_counts, "reference counts do not match the block tables"
         states = [*self._free, *self._cached, *(b for b in range(self.num_blocks) if owners[b])]
@@ -220,6 +222,14 @@ class BlockManager:
         assert registered == self._by_hash
         assert registered.keys() == self._parents.keys()
         self._check_eviction_order()
+
+    def _check_unregistered(self, sequence: Sequence, i: int) -> None:
+        """Block i of a fork was registered by another owner of it."""
+        full = sequence.num_computed_tokens // self.block_size
+        if i < full:  # the fork's draft will write there what is there already
+            assert self._hashes[sequence.block_table[i]] == self._hash_chain(sequence, full)[i]
+        else:  # its parent has filled it: it is copied before the fork writes
+            assert i == full, "a registered block may be written"
 
     def _check_eviction_order(self) -> None:
         age = {self._hashes[block]: i for i, block in enumerate(self._cached)}

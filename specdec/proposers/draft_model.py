@@ -170,9 +170,9 @@ class DraftModelProposer:
         drawn = [i for i, drafting in enumerate(live) if self._is_drawn(drafting)]
         tokens = self.context.kernels.argmax(processed).tolist()
         if drawn:
-            keys = [_noise_key(live[i]) for i in drawn]
             # The coupled verifier draws the target's choice of the same position with the same noise.
             is_coupled = self.context.verifier == "coupled"
+            keys = [_noise_key(live[i], 0 if is_coupled else live[i].num_drafted) for i in drawn]
             chosen, scores = gumbel_argmax(processed[drawn], keys, Stream.RESAMPLE if is_coupled else Stream.DRAFT)
             laws = None if is_coupled else law(processed[drawn])
             for j, (i, token, score) in enumerate(zip(drawn, chosen.tolist(), scores.tolist(), strict=True)):
@@ -204,9 +204,9 @@ def _sampling_row(drafting: _Drafting) -> SamplingRow:
     )
 
 
-def _noise_key(drafting: _Drafting) -> NoiseKey:
-    """Whose noise draws the next drafted token: that of its absolute position."""
-    return NoiseKey(drafting.sequence.request.seed, drafting.sequence.index, len(drafting.token_ids))
+def _noise_key(drafting: _Drafting, depth: int) -> NoiseKey:
+    """Whose noise draws the next drafted token: that of its absolute position, and of its depth in the draft."""
+    return NoiseKey(drafting.sequence.request.seed, drafting.sequence.index, len(drafting.token_ids), depth)
 
 
 def _parts(rows: Many[ScheduledRow], budget: int) -> Iterator[tuple[ScheduledRow, ...]]:

@@ -45,7 +45,7 @@ def check_draft_kv(engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("verifier", ["rejection", "coupled"])
+@pytest.mark.parametrize("verifier", ["rejection", "block", "coupled"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("budget", [8, 13, 64])
 def test_the_target_as_its_own_draft_is_accepted_whole(temperature, verifier, k, budget) -> None:
