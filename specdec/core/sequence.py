@@ -100,7 +100,7 @@ class Sequence:
     def max_draft_length(self, max_model_len: int) -> int:
         """How many draft tokens could still be kept: one token is emitted beside them, and limits bind.
 
-        None while other samples wait for the prompt: what they share must hold the prompt's tokens and no more.
+        Zero while other samples wait for the prompt: what they will share is the prompt, not a draft behind it.
         """
         if self.forks:
             return 0
