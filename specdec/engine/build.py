@@ -80,8 +80,8 @@ def assemble(
     kernels = kernels if kernels is not None else choose_backend(device.type)
     drafts = dict(draft_models or {})
     layout = model.kv_layout()
-    lengths = draft_lengths(config)
-    law_bytes = 2 * config.max_num_seqs * sum(lengths[method] for method in drafts) * facts.vocab_size * 8
+    num_nodes = _num_nodes(config, proposers or {})
+    law_bytes = 2 * config.max_num_seqs * sum(num_nodes[method] for method in drafts) * facts.vocab_size * 8
     available = available_host_memory()
     memory = plan_memory(
         [layout, *(draft.model.kv_layout() for draft in drafts.values())],
@@ -93,7 +93,7 @@ def assemble(
         weight_bytes=facts.weight_bytes,
         draft_bytes=sum(draft.weight_bytes for draft in drafts.values()),
         activation_bytes=facts.activation_bytes,
-        logits_bytes=2 * config.max_num_seqs * (max(lengths.values()) + 1) * facts.vocab_size * 4 + law_bytes,
+        logits_bytes=2 * config.max_num_seqs * (max(num_nodes.values()) + 1) * facts.vocab_size * 4 + law_bytes,
     )
     context = ProposerContext(
         vocab_size=facts.vocab_size,
@@ -116,6 +116,15 @@ def assemble(
     return Engine(config, runner, facts, memory, tokenizer)
 
 
+def _num_nodes(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, int]:
+    """By method the most nodes that a draft may have, and so the rows of logits beside the first."""
+    nodes = draft_lengths(config)
+    for entry in config.speculative:
+        if entry.method not in given:
+            nodes[entry.method] = check_settings(entry).num_nodes(entry.num_speculative_tokens)
+    return nodes
+
+
 def _load_proposers(
     config: EngineConfig,
     context: ProposerContext,
@@ -128,6 +137,7 @@ def _load_proposers(
         if entry.method in given:
             loaded[entry.method] = given[entry.method]
         else:
-            own = replace(context, draft_model=draft_models.get(entry.method))
+            k = entry.num_speculative_tokens
+            own = replace(context, num_speculative_tokens=k, draft_model=draft_models.get(entry.method))
             loaded[entry.method] = build_proposer(entry, own)
     return loaded
