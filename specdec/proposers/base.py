@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from specdec.config import SpeculativeConfig, unknown_name
 from specdec.core.sequence import Sequence
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # the command line reads the table below, and must not wait f
     import torch
 
     from specdec.kernels import Kernels
+    from specdec.models.eagle import EagleHead
+    from specdec.models.medusa import MedusaHead
     from specdec.step.kv_cache import KVCache
     from specdec.step.model import Model
 
@@ -102,6 +104,10 @@ class DraftModel:
     """Beyond the target's own."""
 
 
+Drafter: TypeAlias = "DraftModel | EagleHead | MedusaHead"
+"""What some proposers draft with: loaded before they are built."""
+
+
 @dataclass(frozen=True)
 class ProposerContext:
     """The engine that a proposer is built for."""
@@ -116,7 +122,9 @@ class ProposerContext:
     device: torch.device
     num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
     """The longest draft, in a tree the deepest, that is ever wanted."""
-    draft_model: DraftModel | None = None
+    method: str = "none"
+    """The name under which it is loaded, and which its drafts bear."""
+    draft_model: Drafter | None = None
     """Where the method has one."""
 
 
@@ -177,6 +185,9 @@ class Settings(Protocol):
 PROPOSERS = {
     "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
     "draft": ("specdec.proposers.draft_model", "DraftModelSettings", "DraftModelProposer"),
+    "eagle": ("specdec.proposers.eagle", "HeadSettings", "EagleProposer"),
+    "eagle3": ("specdec.proposers.eagle", "HeadSettings", "EagleProposer"),
+    "medusa": ("specdec.proposers.medusa", "HeadSettings", "MedusaProposer"),
     "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
     "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
 }
