@@ -66,7 +66,7 @@ def test_drafts_are_those_of_the_plain_head_in_chunks_and_whole(kind: str, budge
     target = tiny_target()
     method, head = make_head(target, kind)
     engine = head_engine(target, method, head, max_num_batched_tokens=budget)
-    params = SamplingParams(temperature=0, max_tokens=20)
+    params = SamplingParams(temperature=0, max_tokens=12)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(f"r{i}", prompt, params)
     outputs = finish(engine, target, method, head)
