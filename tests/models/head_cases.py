@@ -132,3 +132,9 @@ class Pair:
         if self.kind == "eagle":
             return outputs @ self.target.output_matrix().double().T
         return plain_heads.eagle3_logits(self.tensors, outputs, VOCAB)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest; infinite where one has a number and the other none."""
+    assert a.shape == b.shape
+    return float(torch.where(a == b, 0, (a - b).abs()).nan_to_num(nan=float("inf")).max())

@@ -13,7 +13,7 @@ from torch import nn
 from specdec.models import head_config, heads
 from specdec.models.eagle import EagleHead
 from specdec.types import Draft
-from tests.models.head_cases import CASES, Pair, features, prompt
+from tests.models.head_cases import CASES, Pair, difference, features, prompt
 from tests.models.head_stepping import chain_outputs, chunked_outputs, path_to, tree_outputs
 from tests.models.head_writing import VOCAB, load_eagle
 from tests.models.row_by_row import RowByRow
@@ -32,12 +32,6 @@ def over_target(head: EagleHead, logits: torch.Tensor) -> torch.Tensor:
     whole = logits.new_full((len(logits), VOCAB), float("-inf"))
     whole[:, head.draft_token_ids] = logits
     return whole
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest; infinite where one has a number and the other none."""
-    assert a.shape == b.shape
-    return float(torch.where(a == b, 0, (a - b).abs()).nan_to_num(nan=float("inf")).max())
 
 
 def parity(pair: Pair, head: EagleHead, length: int = 30, chunk: int = 7) -> float:
