@@ -10,14 +10,15 @@ import torch
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine.checkpoints import open_model
-from specdec.engine.draft_models import load_draft_models
+from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
 from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
-from specdec.models.loader import load_model
-from specdec.proposers.base import DraftModel, Proposer, ProposerContext, build_proposer, check_settings
+from specdec.models.loader import prepare_model
+from specdec.proposers.base import DraftModel, Proposer, ProposerContext
+from specdec.proposers.registry import build_proposer, check_settings
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache
 from specdec.step.memory import available_host_memory, plan_memory
@@ -33,10 +34,11 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     device = torch.device("cpu")
     kernels = choose_backend(device.type)
     checkpoint, tokenizer = open_model(config.model, progress)
-    model = load_model(
-        checkpoint, dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
-    )
-    drafts = load_draft_models(config, model, tokenizer, kernels=kernels, device=device, progress=progress)
+    prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
+    opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
+    # Names, files and vocabularies are right: only now are weights read.
+    model = prepared.load(dtype=config.dtype, device=device)
+    drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
     decoders = [model, *(draft.model for draft in drafts.values() if isinstance(draft.model, Decoder))]
     facts = TargetFacts(
         vocab_size=checkpoint.config.vocab_size,
@@ -103,6 +105,7 @@ def assemble(
         verifier=config.verifier,
         kernels=kernels,
         device=device,
+        tokenizer=tokenizer,
     )
     runner = Runner(
         model,

@@ -7,7 +7,7 @@ one by one out of memory-mapped files and converted on the way, so the peak is t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,14 @@ from specdec.models.safetensors_file import HuggingFaceCheckpoint
 from specdec.models.weights import WeightPlan, plan_weights
 from specdec.step.memory import available_host_memory, format_bytes
 
-__all__ = ["Checkpoint", "HuggingFaceCheckpoint", "load_model", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "HuggingFaceCheckpoint",
+    "PreparedModel",
+    "load_model",
+    "open_checkpoint",
+    "prepare_model",
+]
 
 _MOST_LISTED = 8
 
@@ -59,13 +66,33 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise ValueError(f"{path} does not exist; expected a model directory or a .gguf file")
 
 
-def load_model(
-    checkpoint: Checkpoint, *, dtype: str, device: torch.device, kernels: Kernels, max_model_len: int | None
-) -> Decoder:
-    """Build the decoder of `checkpoint` and fill it.
+@dataclass(frozen=True)
+class PreparedModel:
+    """A decoder whose parameters are still on the meta device, and where each of them lies in its checkpoint."""
 
-    `dtype` "auto" keeps the checkpoint's own. `max_model_len` None takes the model's limit; beyond the limit is a
-    ValueError, as are tensors that are missing, unused or of the wrong shape (all listed in one).
+    checkpoint: Checkpoint
+    decoder: Decoder
+    plan: WeightPlan
+
+    def load(self, *, dtype: str, device: torch.device) -> Decoder:
+        """The decoder, filled. `dtype` "auto" keeps the checkpoint's own."""
+        decoder = self.decoder
+        target = _torch_dtype(decoder.config.dtype if dtype == "auto" else dtype)
+        for name, shape in [(name, parameter.shape) for name, parameter in decoder.named_parameters()]:
+            filled = torch.empty(shape, dtype=target, device=device)
+            for piece in self.plan.pieces[name]:
+                filled[piece.index].copy_(self.checkpoint.read(piece.name))
+            module, _, attribute = name.rpartition(".")
+            setattr(decoder.get_submodule(module), attribute, nn.Parameter(filled, requires_grad=False))
+        return decoder.to(device).eval()
+
+
+def prepare_model(checkpoint: Checkpoint, *, kernels: Kernels, max_model_len: int | None) -> PreparedModel:
+    """Check that `checkpoint` is whole and what the model is to do is within its reach; its weights are not read.
+
+    `max_model_len` None takes the model's limit; beyond the limit is a ValueError, as are tensors that are missing,
+    unused or of the wrong shape (all listed in one). Only an output matrix that the config ties to the embedding is
+    read, to see whether it is.
     """
     config = _with_actual_ties(checkpoint)
     if config.num_layers > len(checkpoint.names()):
@@ -75,14 +102,14 @@ def load_model(
     decoder = Decoder(config, kernels, _model_len(config, max_model_len))
     plan = plan_weights(config, checkpoint.names())
     _check_tensors(decoder, plan, checkpoint)
-    target = _torch_dtype(config.dtype if dtype == "auto" else dtype)
-    for name, shape in [(name, parameter.shape) for name, parameter in decoder.named_parameters()]:
-        filled = torch.empty(shape, dtype=target, device=device)
-        for piece in plan.pieces[name]:
-            filled[piece.index].copy_(checkpoint.read(piece.name))
-        module, _, attribute = name.rpartition(".")
-        setattr(decoder.get_submodule(module), attribute, nn.Parameter(filled, requires_grad=False))
-    return decoder.to(device).eval()
+    return PreparedModel(checkpoint, decoder, plan)
+
+
+def load_model(
+    checkpoint: Checkpoint, *, dtype: str, device: torch.device, kernels: Kernels, max_model_len: int | None
+) -> Decoder:
+    """Build the decoder of `checkpoint` and fill it; see `prepare_model` and `PreparedModel.load`."""
+    return prepare_model(checkpoint, kernels=kernels, max_model_len=max_model_len).load(dtype=dtype, device=device)
 
 
 def _with_actual_ties(checkpoint: Checkpoint) -> ModelConfig:

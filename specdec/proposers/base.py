@@ -1,4 +1,4 @@
-"""What a proposer is, and the one table of those that exist.
+"""What a proposer is.
 
 A proposer guesses; it never decides. The contract: `propose` answers one draft per sequence, never longer than asked,
 possibly empty, deterministic given the seed, and leaves the sequences alone. If `draft_probs` is given, each token was
@@ -14,20 +14,19 @@ these positions; the slots are there, and who shares a block at an earlier one h
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, fields
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from specdec.config import SpeculativeConfig, unknown_name
 from specdec.core.sequence import Sequence
 from specdec.types import EMPTY_DRAFT, Draft
 
-if TYPE_CHECKING:  # the command line reads the table below, and must not wait for torch
+if TYPE_CHECKING:  # the command line checks settings, and must not wait for torch
     import torch
 
     from specdec.kernels import Kernels
     from specdec.step.kv_cache import KVCache
     from specdec.step.model import Model
+    from specdec.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,8 @@ class ProposerContext:
     device: torch.device
     draft_model: DraftModel | None = None
     """Where the method has one."""
+    tokenizer: Tokenizer | None = None
+    """The target's, if the engine has one."""
 
 
 class Proposer(Protocol):
@@ -101,34 +102,3 @@ class NoProposer:
 @dataclass(frozen=True)
 class NoSettings:
     """`none` has no settings."""
-
-
-PROPOSERS = {
-    "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
-    "draft": ("specdec.proposers.draft_model", "DraftModelSettings", "DraftModelProposer"),
-    "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
-    "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
-}
-"""Method name -> module, settings dataclass, proposer class; imported when first asked for."""
-
-
-def check_settings(config: SpeculativeConfig) -> Any:
-    """The method's own settings object, or a ValueError naming what is wrong and the nearest right name."""
-    if config.method not in PROPOSERS:
-        raise ValueError(unknown_name("proposer", config.method, PROPOSERS))
-    module, settings_name, _ = PROPOSERS[config.method]
-    settings_class = getattr(import_module(module), settings_name)
-    names = [f.name for f in fields(settings_class)]
-    for key in config.settings:
-        if key not in names:
-            valid = ["method", "num_speculative_tokens", "rejection_sample_method", "verifier", *names]
-            raise ValueError(unknown_name(f"key of speculative_config for {config.method!r}:", key, valid))
-    return settings_class(**config.settings)
-
-
-def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = None) -> Proposer:
-    """The proposer that `config` describes, for the engine of `context`; one without a model needs no context."""
-    settings = check_settings(config)
-    module, _, class_name = PROPOSERS[config.method]
-    proposer: Proposer = getattr(import_module(module), class_name)(settings, context)
-    return proposer

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import PROPOSERS, ProposalInput, Proposer, build_proposer
+from specdec.proposers.base import ProposalInput, Proposer
+from specdec.proposers.registry import PROPOSERS, build_proposer
 from specdec.types import Draft
 from tests.proposers.helpers import SETTINGS, make_context, make_sequence
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from specdec.config import SpeculativeConfig
-from specdec.proposers.base import PROPOSERS, NoProposer, NoSettings, ProposalInput, build_proposer, check_settings
+from specdec.proposers.base import NoProposer, NoSettings, ProposalInput
 from specdec.proposers.ngram import NgramProposer, NgramSettings
+from specdec.proposers.registry import PROPOSERS, build_proposer, check_settings
 from specdec.types import EMPTY_DRAFT
 from tests.proposers.helpers import SETTINGS, make_context, make_sequence
 
