@@ -17,7 +17,7 @@ from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
 from specdec.models.loader import prepare_model
-from specdec.proposers.base import DraftModel, Proposer, ProposerContext
+from specdec.proposers.base import DraftModel, Proposer, ProposerContext, Wants
 from specdec.proposers.registry import build_proposer, check_settings
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache
@@ -110,7 +110,7 @@ def assemble(
     runner = Runner(
         model,
         KVCache(layout, memory.num_blocks, config.block_size, device),
-        _load_proposers(config, context, drafts, proposers or {}),
+        _load_proposers(config, context, layout.num_layers, drafts, proposers or {}),
         kernels,
         vocab_size=facts.vocab_size,
         verifier=config.verifier,
@@ -122,6 +122,7 @@ def assemble(
 def _load_proposers(
     config: EngineConfig,
     context: ProposerContext,
+    num_layers: int,
     draft_models: Mapping[str, DraftModel],
     given: Mapping[str, Proposer],
 ) -> dict[str, Proposer]:
@@ -133,4 +134,14 @@ def _load_proposers(
         else:
             own = replace(context, draft_model=draft_models.get(entry.method))
             loaded[entry.method] = build_proposer(entry, own)
+            _check_wants(entry.method, loaded[entry.method].wants, num_layers)
     return loaded
+
+
+def _check_wants(method: str, wants: Wants, num_layers: int) -> None:
+    for layer in wants.aux_layers:
+        if not 0 <= layer <= num_layers:
+            raise ValueError(
+                f"the proposer {method!r} wants the states before layer {layer}; the model's layers are 0 to "
+                f"{num_layers - 1}, and {num_layers} stands for the last one's output"
+            )

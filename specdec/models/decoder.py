@@ -6,6 +6,7 @@ sampling. Prompt chunks, decoding and verification are the same call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -53,14 +54,26 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Hidden states of the step's tokens after the final norm, [T, hidden]; their KV goes to the batch's slots."""
+        return self.forward_with_aux(batch, kv, ())[0]
+
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The same, and by layer the input [T, hidden] of each of `aux_layers`; the number of layers stands for the
+        last one's output, before the final norm."""
         hidden: torch.Tensor = self.embed(batch.token_ids)
         rotations: list[Rotation] = [rope(batch.positions) for rope in self.ropes]
+        aux = {}
         for i, layer in enumerate(self.layers):
+            if i in aux_layers:
+                aux[i] = hidden
             rope = self.rope_of_layer[i]
             rotation = None if rope is None else rotations[rope]
             hidden = layer(hidden, rotation, batch, kv.keys[i], kv.values[i])
+        if len(self.layers) in aux_layers:
+            aux[len(self.layers)] = hidden
         out: torch.Tensor = self.norm(hidden)
-        return out
+        return out, aux
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden], scaled where the family scales."""

@@ -7,14 +7,19 @@ sequence's end (D1), so it may be asked at any step, or not.
 
 A proposer may keep KV of its own, in caches of the target's blocks (D3). Then it is asked at every step, for prompt
 chunks too, with length 0 where no draft is wanted. It computes a sequence's tokens from `num_draft_computed_tokens` on:
-all committed and drafted ones but the last where it drafts, else up to `num_computed_tokens`. It may write at any of
-these positions; the slots are there, and who shares a block at an earlier one holds the same tokens there.
+all committed ones where it drafts, else up to `num_computed_tokens`. It may write at any of these positions and, where
+it drafts, after them as far as the block table goes; who shares a block at an earlier one holds the same tokens there.
+What it computed of drafted tokens is kept only if it says so (`Draft.has_kv`).
+
+What a proposer `wants` of the target's last step comes with the question: the states and logits of the positions that
+the step computed, for each of its sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from specdec.core.sequence import Sequence
@@ -30,11 +35,51 @@ if TYPE_CHECKING:  # the command line checks settings, and must not wait for tor
 
 
 @dataclass(frozen=True)
+class Wants:
+    """What a proposer needs of the target's steps."""
+
+    hidden: bool = False
+    """States after the final norm."""
+    aux_layers: tuple[int, ...] = ()
+    """Layers whose inputs it needs; the number of layers stands for the last one's output."""
+    logits: bool = False
+    """The raw logits of verified positions."""
+
+
+NOTHING = Wants()
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """What the target's last step left of one sequence, as far as it is wanted.
+
+    It computed n committed positions from `start` on: what was scheduled and the accepted path, nothing rejected.
+    """
+
+    start: int
+    num_tokens: int
+    hidden: torch.Tensor | None = None  # [n, hidden]
+    aux: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by layer [n, hidden]
+    judged: tuple[int, ...] = ()
+    """The last committed token and the draft's nodes, rejected ones too, where the step verified; L of them."""
+    logits: torch.Tensor | None = None  # [L, vocab]   after each token of `judged`, before any sampling transform
+    path: tuple[int, ...] = ()
+    """The accepted nodes: row 0 of `logits` is the last committed token's, row i + 1 node i's."""
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True)
 class ProposalInput:
     """What one step offers a proposer beside the sequences."""
 
     lengths: Many[int]
-    """For each sequence, the most draft tokens that are wanted."""
+    """For each sequence, the most draft tokens that are wanted; of a tree, its depth."""
+    states: Many[TargetStates | None] = ()
+    """For each sequence, what the target's step left of it; empty if the proposer wants nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +117,12 @@ class Proposer(Protocol):
 
     @property
     def kv_caches(self) -> Many[KVCache]:
-        """KV of its own, by the target's block ids; the runner copies blocks there too."""
+        """KV of its own, by the target's block ids; the runner copies blocks and moves accepted paths there too."""
+        ...
+
+    @property
+    def wants(self) -> Wants:
+        """What it needs of the target's steps."""
         ...
 
     def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
@@ -88,6 +138,7 @@ class NoProposer:
     """Plain decoding: the empty draft."""
 
     kv_caches: tuple[KVCache, ...] = ()
+    wants = NOTHING
 
     def __init__(self, settings: NoSettings, context: ProposerContext | None = None) -> None:
         pass
@@ -102,3 +153,14 @@ class NoProposer:
 @dataclass(frozen=True)
 class NoSettings:
     """`none` has no settings."""
+
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        return 0
+
+
+class Settings(Protocol):
+    """What every method's settings can tell before the proposer is built."""
+
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        """The most nodes of a draft of this depth: of a chain, its length."""
+        ...

@@ -20,7 +20,7 @@ import torch
 from specdec.config import unknown_name
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import DraftModel, ProposalInput, ProposerContext
+from specdec.proposers.base import NOTHING, DraftModel, ProposalInput, ProposerContext
 from specdec.sampling.emission import law
 from specdec.sampling.process import SamplingRow, process_logits
 from specdec.sampling.rng import NoiseKey, Stream, gumbel_argmax
@@ -58,6 +58,10 @@ class DraftModelSettings:
         if self.draft_sample_method not in SAMPLE_METHODS:
             raise ValueError(unknown_name("draft_sample_method", self.draft_sample_method, SAMPLE_METHODS))
 
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        """A chain's."""
+        return num_speculative_tokens
+
 
 @dataclass
 class _Drafting:
@@ -81,11 +85,13 @@ class _Drafting:
 
     def draft(self) -> Draft:
         drafted = tuple(self.token_ids[self.sequence.num_tokens :])
-        return Draft(drafted, draft_probs=torch.stack(self.laws) if self.laws else None, proposer=METHOD)
+        return Draft(drafted, None, torch.stack(self.laws) if self.laws else None, METHOD, has_kv=True)
 
 
 class DraftModelProposer:
     """Keeps nothing of a sequence but its KV."""
+
+    wants = NOTHING
 
     def __init__(self, settings: DraftModelSettings, context: ProposerContext) -> None:
         assert context.draft_model is not None

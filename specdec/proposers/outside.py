@@ -14,11 +14,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
-from specdec.proposers.base import Proposer, ProposerContext
+from specdec.proposers.base import Proposer, ProposerContext, Wants
 
 GROUP = "specdec.proposers"
 METHODS = ("propose", "forget")
-SHAPE = "a proposer is a class, built as Class(settings, context), with propose, forget and kv_caches"
+SHAPE = "a proposer is a class, built as Class(settings, context), with propose, forget, kv_caches and wants"
 
 
 def entry_point_names() -> list[str]:
@@ -60,7 +60,7 @@ def build_outside(method: str, cls: type[Any], settings: Any, context: ProposerC
         proposer: Proposer = cls(settings, context)
     except Exception as error:
         raise ValueError(f"{named} cannot be built: {one_line(error)}") from error
-    _check_kv_caches(named, proposer)
+    _check_instance(named, proposer)
     return proposer
 
 
@@ -139,12 +139,19 @@ def _settings_class(named: str, cls: type[Any]) -> type[Any] | None:
     return settings
 
 
-def _check_kv_caches(named: str, proposer: Proposer) -> None:
+def _check_instance(named: str, proposer: Proposer) -> None:
     from specdec.step.kv_cache import KVCache  # the command line names proposers, and must not wait for torch
 
-    try:
-        caches = proposer.kv_caches
-    except Exception as error:
-        raise ValueError(f"{named} has no kv_caches; kv_caches = () says that it keeps no KV of its own") from error
+    caches = _member(named, proposer, "kv_caches", "kv_caches = () says that it keeps no KV of its own")
     if not isinstance(caches, Many) or not all(isinstance(cache, KVCache) for cache in caches):
         raise ValueError(f"{named}: kv_caches must be a sequence of KVCache, () where it keeps no KV of its own")
+    wants = _member(named, proposer, "wants", "wants = NOTHING, of specdec.proposers.base, says that ids are enough")
+    if not isinstance(wants, Wants) or not all(type(layer) is int for layer in wants.aux_layers):
+        raise ValueError(f"{named}: wants must be specdec.proposers.base.Wants, or its NOTHING; got {wants!r:.60}")
+
+
+def _member(named: str, proposer: Proposer, name: str, hint: str) -> object:
+    try:
+        return getattr(proposer, name)
+    except Exception as error:
+        raise ValueError(f"{named} has no {name}; {hint}") from error

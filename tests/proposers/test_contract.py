@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import ProposalInput, Proposer
+from specdec.proposers.base import NOTHING, ProposalInput, Proposer
 from specdec.proposers.registry import PROPOSERS, build_proposer
 from specdec.types import Draft
 from tests.proposers.helpers import SETTINGS, make_context, make_sequence
@@ -179,6 +179,7 @@ class Wrong:
     """Repeats a sequence's last token, and breaks one clause of the contract."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
