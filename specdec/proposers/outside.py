@@ -10,11 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence as Many
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.proposers.base import Proposer, ProposerContext, Wants
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "specdec.proposers"
 METHODS = ("propose", "forget")
@@ -23,17 +25,17 @@ SHAPE = "a proposer is a class, built as Class(settings, context), with propose,
 
 def entry_point_names() -> list[str]:
     """The names that installed packages give their proposers."""
-    return sorted(entry_points(group=GROUP).names)
+    return sorted({entry.name for entry in _entries()})
 
 
 def is_outside(method: str) -> bool:
     """Whether `method` is written as a path, or some installed package has a proposer of this name."""
-    return ":" in method or bool(_entries(method))
+    return ":" in method or method in entry_point_names()
 
 
 def refuse_namesake(method: str) -> None:
     """ValueError if an installed package gives its proposer the name of a built-in one: who is meant is not clear."""
-    for entry in _entries(method):
+    for entry in _called(method):
         raise ValueError(
             f"the proposer {method!r} is built in, and {_package(entry)} has one of the same name; uninstall it, or "
             f"ask for its proposer by the class, {entry.value!r}"
@@ -73,7 +75,7 @@ def _locate(method: str) -> tuple[str, str]:
     """How messages call it, and the path to its class."""
     if ":" in method:
         return f"the proposer {method!r}", method
-    first, *others = _entries(method)
+    first, *others = _called(method)
     if others:
         packages = " and ".join(_package(entry) for entry in (first, *others))
         raise ValueError(f"{packages} each have a proposer {method!r}; ask for one by its class, {first.value!r}")
@@ -81,9 +83,15 @@ def _locate(method: str) -> tuple[str, str]:
     return f"the proposer {method!r} of {_package(first)} ({path})", path
 
 
-def _entries(name: str) -> list[EntryPoint]:
-    """The entry points of this name; those that lead to the same place, once."""
-    return list({entry.value: entry for entry in entry_points(group=GROUP, name=name)}.values())
+def _entries() -> list[EntryPoint]:
+    """What installed packages name; those that give one name to the same place, once."""
+    from importlib.metadata import entry_points  # slow to import, and hardly ever needed
+
+    return list({(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}.values())
+
+
+def _called(name: str) -> list[EntryPoint]:
+    return [entry for entry in _entries() if entry.name == name]
 
 
 def _package(entry: EntryPoint) -> str:
@@ -94,7 +102,7 @@ def _load(named: str, path: str) -> object:
     """What the path leads to."""
     module_name, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise ValueError(f"{named}: {path!r} is no path to a class; expected one such as 'my_package.module:Class'")
+        raise ValueError(f"{named} is no path to a class; expected one such as 'my_package.module:Class'")
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
