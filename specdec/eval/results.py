@@ -20,7 +20,8 @@ FORMULAS = {
     "acceptance_rate": "accepted draft tokens / drafted tokens, summed over prompts",
     "mean_acceptance_length": "1 + accepted draft tokens / verified drafts: tokens committed per verified draft; the "
     "recovered or bonus token counts; a step without a draft is no draft",
-    "tokens_per_step": "1 + accepted draft tokens / steps: tokens committed per step, steps without a draft included",
+    "tokens_per_step": "output tokens after each prompt's first / the steps that committed them, with a draft or "
+    "without",
     "mean_draft_length": "drafted tokens / verified drafts",
     "unconditional": "drafts whose token at position j was accepted / drafts that had a position j",
     "conditional": "drafts whose token at position j was accepted / drafts that had a position j and whose token at "
@@ -112,8 +113,8 @@ class Group:
 
     @property
     def tokens_per_step(self) -> float:
-        """1 + num_accepted_tokens / num_steps."""
-        return 1 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
+        """(num_tokens - num_prompts) / num_steps."""
+        return (self.num_tokens - self.num_prompts) / self.num_steps if self.num_steps else 1.0
 
     @property
     def mean_draft_length(self) -> float:
@@ -416,9 +417,12 @@ class Result:
     """None where nothing was timed."""
     skipped: tuple[str, ...] = ()
     """Prompts (task/id) that were left out: with `max_tokens` after them they are too long for the model."""
+    failures: tuple[str, ...] = ()
+    """Answers that ended with an error, one line each; they are in no figure."""
     regressions: tuple[str, ...] = ()
     """Against a recorded baseline, one line each."""
     interrupted: bool = False
+    """Runs that are not `complete` have only what was measured by then; those that had not begun are missing."""
     format: int = FORMAT
 
 
