@@ -18,7 +18,7 @@ from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
 from specdec.models.loader import prepare_model
 from specdec.proposers.base import DraftModel, Proposer, ProposerContext, Wants
-from specdec.proposers.registry import build_proposer, check_settings
+from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache
 from specdec.step.memory import available_host_memory, plan_memory
@@ -82,8 +82,8 @@ def assemble(
     kernels = kernels if kernels is not None else choose_backend(device.type)
     drafts = dict(draft_models or {})
     layout = model.kv_layout()
-    lengths = draft_lengths(config)
-    law_bytes = 2 * config.max_num_seqs * sum(lengths[method] for method in drafts) * facts.vocab_size * 8
+    nodes = _nodes(config, proposers or {})
+    law_bytes = 2 * config.max_num_seqs * sum(nodes[method] for method in drafts) * facts.vocab_size * 8
     available = available_host_memory()
     memory = plan_memory(
         [layout, *(draft.model.kv_layout() for draft in drafts.values())],
@@ -95,7 +95,7 @@ def assemble(
         weight_bytes=facts.weight_bytes,
         draft_bytes=sum(draft.weight_bytes for draft in drafts.values()),
         activation_bytes=facts.activation_bytes,
-        logits_bytes=2 * config.max_num_seqs * (max(lengths.values()) + 1) * facts.vocab_size * 4 + law_bytes,
+        logits_bytes=2 * config.max_num_seqs * (max(nodes.values()) + 1) * facts.vocab_size * 4 + law_bytes,
     )
     context = ProposerContext(
         vocab_size=facts.vocab_size,
@@ -119,6 +119,15 @@ def assemble(
     return Engine(config, runner, facts, memory, tokenizer)
 
 
+def _nodes(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, int]:
+    """By method the most nodes that a draft may have, and so the rows of logits beside the first."""
+    nodes = draft_lengths(config)
+    for entry in config.speculative:
+        if entry.method not in given:
+            nodes[entry.method] = num_nodes(entry)
+    return nodes
+
+
 def _load_proposers(
     config: EngineConfig,
     context: ProposerContext,
@@ -132,7 +141,8 @@ def _load_proposers(
         if entry.method in given:
             loaded[entry.method] = given[entry.method]
         else:
-            own = replace(context, draft_model=draft_models.get(entry.method))
+            k = entry.num_speculative_tokens
+            own = replace(context, num_speculative_tokens=k, draft_model=draft_models.get(entry.method))
             loaded[entry.method] = build_proposer(entry, own)
             _check_wants(entry.method, loaded[entry.method].wants, num_layers)
     return loaded

@@ -6,20 +6,18 @@ one by one out of memory-mapped files and converted on the way, so the peak is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
 
-from specdec.config import DTYPES, unknown_name
 from specdec.kernels import Kernels
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, distinct_ropes
 from specdec.models.rope import rope_table_bytes
 from specdec.models.safetensors_file import HuggingFaceCheckpoint
+from specdec.models.tensors import Tensors, check_tensors, fill_parameters, torch_dtype
 from specdec.models.weights import WeightPlan, plan_weights
 from specdec.step.memory import available_host_memory, format_bytes
 
@@ -32,25 +30,11 @@ __all__ = [
     "prepare_model",
 ]
 
-_MOST_LISTED = 8
 
-
-class Checkpoint(Protocol):
+class Checkpoint(Tensors, Protocol):
     """A model on disk: its config and its tensors under Hugging Face names."""
 
     config: ModelConfig
-
-    def names(self) -> list[str]:
-        """Every tensor."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
-        ...
-
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor, on the CPU, in the checkpoint's dtype."""
-        ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -76,15 +60,14 @@ class PreparedModel:
 
     def load(self, *, dtype: str, device: torch.device) -> Decoder:
         """The decoder, filled. `dtype` "auto" keeps the checkpoint's own."""
-        decoder = self.decoder
-        target = _torch_dtype(decoder.config.dtype if dtype == "auto" else dtype)
-        for name, shape in [(name, parameter.shape) for name, parameter in decoder.named_parameters()]:
-            filled = torch.empty(shape, dtype=target, device=device)
-            for piece in self.plan.pieces[name]:
-                filled[piece.index].copy_(self.checkpoint.read(piece.name))
-            module, _, attribute = name.rpartition(".")
-            setattr(decoder.get_submodule(module), attribute, nn.Parameter(filled, requires_grad=False))
-        return decoder.to(device).eval()
+        own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
+        fill_parameters(self.decoder, self.plan, self.checkpoint, dtype=own, device=device, misfit=self.misfit)
+        return self.decoder.to(device).eval()
+
+    @property
+    def misfit(self) -> str:
+        """How an error about its tensors begins."""
+        return f"the checkpoint does not fit {self.decoder.config.architecture}"
 
 
 def prepare_model(checkpoint: Checkpoint, *, kernels: Kernels, max_model_len: int | None) -> PreparedModel:
@@ -99,10 +82,10 @@ def prepare_model(checkpoint: Checkpoint, *, kernels: Kernels, max_model_len: in
         raise ValueError(
             f"the config has {config.num_layers} layers, but the checkpoint only {len(checkpoint.names())} tensors"
         )
-    decoder = Decoder(config, kernels, _model_len(config, max_model_len))
-    plan = plan_weights(config, checkpoint.names())
-    _check_tensors(decoder, plan, checkpoint)
-    return PreparedModel(checkpoint, decoder, plan)
+    decoder = Decoder(config, kernels, model_len(config, max_model_len))
+    prepared = PreparedModel(checkpoint, decoder, plan_weights(config, checkpoint.names()))
+    check_tensors(decoder, prepared.plan, checkpoint, prepared.misfit)
+    return prepared
 
 
 def load_model(
@@ -123,7 +106,8 @@ def _with_actual_ties(checkpoint: Checkpoint) -> ModelConfig:
     return config
 
 
-def _model_len(config: ModelConfig, asked: int | None) -> int:
+def model_len(config: ModelConfig, asked: int | None) -> int:
+    """The positions to be ready for: `asked`, or all that the model reaches; ValueError if that is too many."""
     limit = config.max_position_embeddings
     if asked is not None and asked > limit:
         raise ValueError(f"max_model_len ({asked}) is larger than the {limit} positions this model reaches")
@@ -136,44 +120,3 @@ def _model_len(config: ModelConfig, asked: int | None) -> int:
             "free; give a smaller max_model_len"
         )
     return length
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES or name == "auto":
-        raise ValueError(unknown_name("dtype", name, DTYPES))
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _check_tensors(decoder: Decoder, plan: WeightPlan, checkpoint: Checkpoint) -> None:
-    """One ValueError that lists every missing, unused and mis-shaped tensor."""
-    parameters = dict(decoder.named_parameters())
-    assert parameters.keys() == plan.pieces.keys(), parameters.keys() ^ plan.pieces.keys()
-    names = set(checkpoint.names())
-    wanted = {
-        piece.name: tuple(parameters[parameter][piece.index].shape)
-        for parameter, pieces in plan.pieces.items()
-        for piece in pieces
-    }
-    shapes = {name: checkpoint.shape(name) for name in wanted if name in names}
-    faults = [
-        *_listed("missing", [name for name in wanted if name not in names]),
-        *_listed("unused", sorted(names - wanted.keys() - plan.ignored)),
-        *_listed(
-            "of the wrong shape",
-            [
-                f"{name} {list(shapes[name])}, expected {list(wanted[name])}"
-                for name in shapes
-                if shapes[name] != wanted[name]
-            ],
-        ),
-    ]
-    if faults:
-        raise ValueError(f"the checkpoint does not fit {decoder.config.architecture}: tensors {'; '.join(faults)}")
-
-
-def _listed(fault: str, items: list[str]) -> Iterator[str]:
-    """A fault and its tensors, shortened where there are many; nothing for none."""
-    if items:
-        more = f" and {len(items) - _MOST_LISTED} more" if len(items) > _MOST_LISTED else ""
-        yield f"{fault}: {', '.join(items[:_MOST_LISTED])}{more}"

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from specdec.core.sequence import Sequence
-from specdec.types import EMPTY_DRAFT, Draft
+from specdec.types import EMPTY_DRAFT, MAX_SPECULATIVE_TOKENS, Draft
 
 if TYPE_CHECKING:  # the command line checks settings, and must not wait for torch
     import torch
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the command line checks settings, and must not wait for tor
 
 @dataclass(frozen=True)
 class Wants:
-    """What a proposer needs of the target's steps."""
+    """What a proposer needs of the target's steps, and of the blocks."""
 
     hidden: bool = False
     """States after the final norm."""
@@ -44,6 +44,13 @@ class Wants:
     """Layers whose inputs it needs; the number of layers stands for the last one's output."""
     logits: bool = False
     """The raw logits of verified positions."""
+    num_slots: int | None = None
+    """Where it has KV: the slots after the last committed token that a draft takes there; None: as many as a chain."""
+
+    @property
+    def states(self) -> bool:
+        """Whether it needs anything of the target's steps."""
+        return self.hidden or bool(self.aux_layers) or self.logits
 
 
 NOTHING = Wants()
@@ -106,6 +113,8 @@ class ProposerContext:
     verifier: str
     kernels: Kernels
     device: torch.device
+    num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
+    """The longest draft, in a tree the deepest, that is ever wanted."""
     draft_model: DraftModel | None = None
     """Where the method has one."""
     tokenizer: Tokenizer | None = None
@@ -125,8 +134,8 @@ class Proposer(Protocol):
         """What it needs of the target's steps."""
         ...
 
-    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
-        """One draft per sequence, each at most `inp.lengths[i]` long."""
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> Many[Draft | None]:
+        """One draft per sequence, each at most `inp.lengths[i]` long; None if its own KV could not follow this one."""
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -6,7 +6,8 @@ A proposer is built as `Class(settings, context)`. Its settings are a frozen dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from typing import Any
@@ -21,6 +22,7 @@ from specdec.proposers.outside import (
     one_line,
     refuse_namesake,
 )
+from specdec.types import MAX_DRAFT_NODES
 
 PROPOSERS = {
     "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
@@ -42,6 +44,20 @@ def check_settings(config: SpeculativeConfig) -> Any:
     if config.method in PROPOSERS:
         refuse_namesake(config.method)
     return _settings(_find(config.method), config)
+
+
+def num_nodes(config: SpeculativeConfig) -> int:
+    """The most nodes of a draft of the longest depth. Settings from outside that do not tell are those of a chain."""
+    settings, depth = check_settings(config), config.num_speculative_tokens
+    if config.method not in PROPOSERS and not hasattr(settings, "num_nodes"):
+        return depth
+    with _blaming(config.method):
+        nodes = settings.num_nodes(depth)
+    if type(nodes) is not int or not 0 <= nodes <= MAX_DRAFT_NODES:
+        raise ValueError(
+            f"the proposer {config.method!r} means to draft {nodes!r} nodes; a draft has at most {MAX_DRAFT_NODES}"
+        )
+    return nodes
 
 
 def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = None) -> Proposer:
@@ -89,12 +105,17 @@ def _settings(kind: _Kind, config: SpeculativeConfig) -> Any:
     for field in declared:
         if field.default is MISSING and field.default_factory is MISSING and field.name not in config.settings:
             raise ValueError(f"the proposer {config.method!r} needs the key {field.name!r} in speculative_config")
-    return None if kind.settings is None else _make(config.method, kind.settings, config.settings)
+    if kind.settings is None:
+        return None
+    with _blaming(config.method):
+        return kind.settings(**config.settings)
 
 
-def _make(method: str, settings: type[Any], given: Mapping[str, Any]) -> Any:
+@contextmanager
+def _blaming(method: str) -> Iterator[None]:
+    """Say in one line whose settings fail. A ValueError is what settings are to raise, and says it itself."""
     try:
-        return settings(**given)
+        yield
     except ValueError:
         raise
     except Exception as error:

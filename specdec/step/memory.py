@@ -50,7 +50,7 @@ class MemoryPlan:
             ("weights", self.weight_bytes, ""),
             ("draft model", self.draft_bytes, ""),
             ("activations", self.activation_bytes, " at most"),
-            ("logits", self.logits_bytes, " for the k+1 rows of every sequence"),
+            ("logits", self.logits_bytes, " for the rows of every sequence: its last token and its draft"),
             (
                 "KV pool",
                 self.kv_bytes,

@@ -12,7 +12,7 @@ import pytest
 from specdec.config import SpeculativeConfig
 from specdec.proposers.base import ProposalInput, Proposer
 from specdec.proposers.outside import entry_point_names
-from specdec.proposers.registry import build_proposer, check_settings
+from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from tests.proposers.helpers import make_context, make_sequence
 
 GOOD = """
@@ -100,6 +100,20 @@ def test_its_own_settings_are_made_and_checked_as_for_a_built_in_one(package: Pa
             act, "mine:Tuned", depth="many"
         )
         assert "unknown key of speculative_config for 'mine:Good': 'depth'" in refusal(act, "mine:Good", depth=1)
+
+
+def test_its_drafts_are_chains_unless_its_settings_tell(package: Package) -> None:
+    told = "\nclass Tree(Good):\n    @dataclass(frozen=True)\n    class Settings:\n        width: int = 3\n"
+    package(
+        GOOD
+        + told
+        + "        def num_nodes(self, num_speculative_tokens):\n            return 2 // self.width or 9 * 9"
+    )
+    assert num_nodes(SpeculativeConfig("mine:Good", 5)) == 5
+    assert num_nodes(SpeculativeConfig("mine:Tuned", 6, {"depth": 1})) == 6
+    assert num_nodes(SpeculativeConfig("mine:Tree", 5, {"width": 1})) == 2
+    assert refusal(num_nodes, "mine:Tree") == "the proposer 'mine:Tree' means to draft 81 nodes; a draft has at most 64"
+    assert "'mine:Tree' are wrong: ZeroDivisionError" in refusal(num_nodes, "mine:Tree", width=0)
 
 
 def test_a_class_may_lie_deep(package: Package) -> None:
