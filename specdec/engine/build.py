@@ -16,11 +16,13 @@ from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
+from specdec.models.eagle import EagleHead
 from specdec.models.loader import prepare_model
-from specdec.proposers.base import DraftModel, Proposer, ProposerContext, Wants
+from specdec.models.medusa import MedusaHead
+from specdec.proposers.base import Drafter, Proposer, ProposerContext, Wants
 from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
-from specdec.step.kv_cache import KVCache
+from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.memory import available_host_memory, plan_memory
 from specdec.step.model import Model
 from specdec.tokenizer import Tokenizer
@@ -71,7 +73,7 @@ def assemble(
     *,
     kernels: Kernels | None = None,
     device: torch.device | None = None,
-    draft_models: Mapping[str, DraftModel] | None = None,
+    draft_models: Mapping[str, Drafter] | None = None,
     proposers: Mapping[str, Proposer] | None = None,
 ) -> Engine:
     """An engine around models that are already there.
@@ -86,8 +88,9 @@ def assemble(
     law_bytes = 2 * config.max_num_seqs * sum(nodes[method] for method in drafts) * facts.vocab_size * 8
     available = available_host_memory()
     memory = plan_memory(
-        [layout, *(draft.model.kv_layout() for draft in drafts.values())],
+        [layout, *(own for draft in drafts.values() for own in _kv_layouts(draft))],
         block_size=config.block_size,
+        state_bytes_per_block=sum(_state_bytes(draft) for draft in drafts.values()),
         available_bytes=available,
         budget_bytes=int(available * config.gpu_memory_utilization) + facts.weight_bytes,
         kv_cache_tokens=config.kv_cache_tokens,
@@ -119,6 +122,18 @@ def assemble(
     return Engine(config, runner, facts, memory, tokenizer)
 
 
+def _kv_layouts(draft: Drafter) -> list[KVLayout]:
+    """The KV of its own that a drafter keeps for every token."""
+    if isinstance(draft, MedusaHead):
+        return []
+    return [draft.kv_layout() if isinstance(draft, EagleHead) else draft.model.kv_layout()]
+
+
+def _state_bytes(draft: Drafter) -> int:
+    """Bytes that a drafter keeps for every block: a head, the feature of its last token."""
+    return draft.hidden_size * draft.dtype.itemsize if isinstance(draft, EagleHead) else 0
+
+
 def _nodes(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, int]:
     """By method the most nodes that a draft may have, and so the rows of logits beside the first."""
     nodes = draft_lengths(config)
@@ -132,7 +147,7 @@ def _load_proposers(
     config: EngineConfig,
     context: ProposerContext,
     num_layers: int,
-    draft_models: Mapping[str, DraftModel],
+    draft_models: Mapping[str, Drafter],
     given: Mapping[str, Proposer],
 ) -> dict[str, Proposer]:
     """The configured proposers by method; "none" is always among them."""
@@ -142,7 +157,9 @@ def _load_proposers(
             loaded[entry.method] = given[entry.method]
         else:
             k = entry.num_speculative_tokens
-            own = replace(context, num_speculative_tokens=k, draft_model=draft_models.get(entry.method))
+            own = replace(
+                context, method=entry.method, num_speculative_tokens=k, draft_model=draft_models.get(entry.method)
+            )
             loaded[entry.method] = build_proposer(entry, own)
             _check_wants(entry.method, loaded[entry.method].wants, num_layers)
     return loaded

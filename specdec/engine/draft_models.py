@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from specdec.config import EngineConfig
 from specdec.engine.checkpoints import open_model
 from specdec.models.decoder import Decoder
 from specdec.models.loader import PreparedModel, prepare_model
-from specdec.proposers.base import DraftModel
+from specdec.proposers.base import Drafter, DraftModel
 from specdec.proposers.draft_model import METHOD, DraftModelSettings
 from specdec.proposers.registry import check_settings
 from specdec.tokenizer import Tokenizer
@@ -28,8 +28,8 @@ Progress = Callable[[str], None]
 class OpenDraft(Protocol):
     """What is to draft: found and checked, its weights not read."""
 
-    def load(self, target: Decoder, *, dtype: str, device: torch.device) -> DraftModel:
-        """The model itself, beside the loaded target. `dtype` "auto" keeps the checkpoint's own."""
+    def load(self, target: Decoder, *, dtype: str, device: torch.device) -> Drafter:
+        """The model or head itself, beside the loaded target. `dtype` "auto" keeps the checkpoint's own."""
         ...
 
 
@@ -56,7 +56,7 @@ def _open_draft(
     return SeparateModel.open(settings.model, target, tokenizer, progress)
 
 
-OPENERS = {METHOD: _open_draft}
+OPENERS: dict[str, Callable[[Any, Decoder, Tokenizer, Progress | None], OpenDraft]] = {METHOD: _open_draft}
 """Method -> from its settings, the target and its tokenizer to what drafts. A head that needs the target's weights or
 hidden states opens its files here too, and meets the target in `load`."""
 

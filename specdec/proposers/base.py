@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from specdec.core.sequence import Sequence
 from specdec.types import EMPTY_DRAFT, MAX_SPECULATIVE_TOKENS, Draft
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # the command line checks settings, and must not wait for tor
     import torch
 
     from specdec.kernels import Kernels
+    from specdec.models.eagle import EagleHead
+    from specdec.models.medusa import MedusaHead
     from specdec.step.kv_cache import KVCache
     from specdec.step.model import Model
     from specdec.tokenizer import Tokenizer
@@ -101,6 +103,10 @@ class DraftModel:
     """Beyond the target's own."""
 
 
+Drafter: TypeAlias = "DraftModel | EagleHead | MedusaHead"
+"""What some proposers draft with: loaded before they are built."""
+
+
 @dataclass(frozen=True)
 class ProposerContext:
     """The engine that a proposer is built for."""
@@ -115,7 +121,9 @@ class ProposerContext:
     device: torch.device
     num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
     """The longest draft, in a tree the deepest, that is ever wanted."""
-    draft_model: DraftModel | None = None
+    method: str = "none"
+    """The name under which it is loaded, and which its drafts bear."""
+    draft_model: Drafter | None = None
     """Where the method has one."""
     tokenizer: Tokenizer | None = None
     """The target's, if the engine has one."""

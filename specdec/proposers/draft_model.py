@@ -68,7 +68,7 @@ class DraftModelProposer:
     """Keeps nothing of a sequence but its KV."""
 
     def __init__(self, settings: DraftModelSettings, context: ProposerContext) -> None:
-        assert context.draft_model is not None
+        assert isinstance(context.draft_model, DraftModel)
         self.settings = settings
         self.context = context
         self.draft_model: DraftModel = context.draft_model

@@ -49,6 +49,8 @@ class Growth:
     frontier: list[int] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
     """Of each computed node the slot after the last committed token."""
+    rows: dict[int, int] = field(default_factory=dict)
+    """Of each node that has children, or is about to, the row of its level's logits."""
     masks: dict[int, int] = field(default_factory=dict)
     """Of each computed node the slots of the path to it, itself included, as bits."""
 
@@ -213,6 +215,8 @@ class Grower:
     def _branch(self, live: Many[Growth], logits: torch.Tensor) -> None:
         """Add children to every frontier node."""
         nodes = [(growth, node) for growth in live for node in growth.frontier]
+        for row, (growth, node) in enumerate(nodes):
+            growth.rows[node] = row
         widths = [self.shape.width(growth, node) for growth, node in nodes]
         processed = process_logits(logits, [_sampling_row(growth, node) for growth, node in nodes])
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]

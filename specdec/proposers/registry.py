@@ -27,6 +27,9 @@ from specdec.types import MAX_DRAFT_NODES
 PROPOSERS = {
     "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
     "draft": ("specdec.proposers.draft_model", "DraftModelSettings", "DraftModelProposer"),
+    "eagle": ("specdec.proposers.eagle", "HeadSettings", "EagleProposer"),
+    "eagle3": ("specdec.proposers.eagle", "HeadSettings", "EagleProposer"),
+    "medusa": ("specdec.proposers.medusa", "HeadSettings", "MedusaProposer"),
     "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
     "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
 }
