@@ -226,7 +226,7 @@ class Runner:
                 states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in mine]
                 proposed = proposer.propose(mine, ProposalInput(asked, states))
                 self._check_drafts(proposed, asked)
-                drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
+                drafts.update(zip((sequences[i] for i in chosen), _named(proposed, name), strict=True))
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
                 drafts.update((sequences[i], None) for i in chosen)
@@ -265,6 +265,11 @@ class Runner:
                 proposer.forget(sequence)
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed to forget a sequence: {error!r}", stacklevel=2)
+
+
+def _named(drafts: Many[Draft | None], name: str) -> list[Draft | None]:
+    """The drafts, those that do not say whose they are under the name of their proposer."""
+    return [replace(draft, proposer=name) if draft and draft.proposer == "none" else draft for draft in drafts]
 
 
 def _path_index(at: int, committed: int, path: Many[int]) -> slice | list[int]:

@@ -10,16 +10,17 @@ import torch
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine.checkpoints import open_model
-from specdec.engine.draft_models import load_draft_models
+from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
 from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
-from specdec.models.loader import load_model
+from specdec.models.loader import prepare_model
 from specdec.models.medusa import MedusaHead
-from specdec.proposers.base import Drafter, Proposer, ProposerContext, build_proposer, check_settings
+from specdec.proposers.base import Drafter, Proposer, ProposerContext, Wants
+from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.memory import available_host_memory, plan_memory
@@ -35,10 +36,11 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     device = torch.device("cpu")
     kernels = choose_backend(device.type)
     checkpoint, tokenizer = open_model(config.model, progress)
-    model = load_model(
-        checkpoint, dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
-    )
-    drafts = load_draft_models(config, model, tokenizer, kernels=kernels, device=device, progress=progress)
+    prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
+    opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
+    # Names, files and vocabularies are right: only now are weights read.
+    model = prepared.load(dtype=config.dtype, device=device)
+    drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
     decoders = [model, *(draft.model for draft in drafts.values() if isinstance(draft.model, Decoder))]
     facts = TargetFacts(
         vocab_size=checkpoint.config.vocab_size,
@@ -82,8 +84,8 @@ def assemble(
     kernels = kernels if kernels is not None else choose_backend(device.type)
     drafts = dict(draft_models or {})
     layout = model.kv_layout()
-    num_nodes = _num_nodes(config, proposers or {})
-    law_bytes = 2 * config.max_num_seqs * sum(num_nodes[method] for method in drafts) * facts.vocab_size * 8
+    nodes = _nodes(config, proposers or {})
+    law_bytes = 2 * config.max_num_seqs * sum(nodes[method] for method in drafts) * facts.vocab_size * 8
     available = available_host_memory()
     memory = plan_memory(
         [layout, *(own for draft in drafts.values() for own in _kv_layouts(draft))],
@@ -96,7 +98,7 @@ def assemble(
         weight_bytes=facts.weight_bytes,
         draft_bytes=sum(draft.weight_bytes for draft in drafts.values()),
         activation_bytes=facts.activation_bytes,
-        logits_bytes=2 * config.max_num_seqs * (max(num_nodes.values()) + 1) * facts.vocab_size * 4 + law_bytes,
+        logits_bytes=2 * config.max_num_seqs * (max(nodes.values()) + 1) * facts.vocab_size * 4 + law_bytes,
     )
     context = ProposerContext(
         vocab_size=facts.vocab_size,
@@ -106,11 +108,12 @@ def assemble(
         verifier=config.verifier,
         kernels=kernels,
         device=device,
+        tokenizer=tokenizer,
     )
     runner = Runner(
         model,
         KVCache(layout, memory.num_blocks, config.block_size, device),
-        _load_proposers(config, context, drafts, proposers or {}),
+        _load_proposers(config, context, layout.num_layers, drafts, proposers or {}),
         kernels,
         vocab_size=facts.vocab_size,
         verifier=config.verifier,
@@ -131,18 +134,19 @@ def _state_bytes(draft: Drafter) -> int:
     return draft.hidden_size * draft.dtype.itemsize if isinstance(draft, EagleHead) else 0
 
 
-def _num_nodes(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, int]:
+def _nodes(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, int]:
     """By method the most nodes that a draft may have, and so the rows of logits beside the first."""
     nodes = draft_lengths(config)
     for entry in config.speculative:
         if entry.method not in given:
-            nodes[entry.method] = check_settings(entry).num_nodes(entry.num_speculative_tokens)
+            nodes[entry.method] = num_nodes(entry)
     return nodes
 
 
 def _load_proposers(
     config: EngineConfig,
     context: ProposerContext,
+    num_layers: int,
     draft_models: Mapping[str, Drafter],
     given: Mapping[str, Proposer],
 ) -> dict[str, Proposer]:
@@ -157,4 +161,14 @@ def _load_proposers(
                 context, method=entry.method, num_speculative_tokens=k, draft_model=draft_models.get(entry.method)
             )
             loaded[entry.method] = build_proposer(entry, own)
+            _check_wants(entry.method, loaded[entry.method].wants, num_layers)
     return loaded
+
+
+def _check_wants(method: str, wants: Wants, num_layers: int) -> None:
+    for layer in wants.aux_layers:
+        if not 0 <= layer <= num_layers:
+            raise ValueError(
+                f"the proposer {method!r} wants the states before layer {layer}; the model's layers are 0 to "
+                f"{num_layers - 1}, and {num_layers} stands for the last one's output"
+            )

@@ -6,7 +6,7 @@ one by one out of memory-mapped files and converted on the way, so the peak is t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +17,18 @@ from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, distinct_ropes
 from specdec.models.rope import rope_table_bytes
 from specdec.models.safetensors_file import HuggingFaceCheckpoint
-from specdec.models.tensors import Tensors, fill_parameters, torch_dtype
-from specdec.models.weights import plan_weights
+from specdec.models.tensors import Tensors, check_tensors, fill_parameters, torch_dtype
+from specdec.models.weights import WeightPlan, plan_weights
 from specdec.step.memory import available_host_memory, format_bytes
 
-__all__ = ["Checkpoint", "HuggingFaceCheckpoint", "load_model", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "HuggingFaceCheckpoint",
+    "PreparedModel",
+    "load_model",
+    "open_checkpoint",
+    "prepare_model",
+]
 
 
 class Checkpoint(Tensors, Protocol):
@@ -43,13 +50,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise ValueError(f"{path} does not exist; expected a model directory or a .gguf file")
 
 
-def load_model(
-    checkpoint: Checkpoint, *, dtype: str, device: torch.device, kernels: Kernels, max_model_len: int | None
-) -> Decoder:
-    """Build the decoder of `checkpoint` and fill it.
+@dataclass(frozen=True)
+class PreparedModel:
+    """A decoder whose parameters are still on the meta device, and where each of them lies in its checkpoint."""
 
-    `dtype` "auto" keeps the checkpoint's own. `max_model_len` None takes the model's limit; beyond the limit is a
-    ValueError, as are tensors that are missing, unused or of the wrong shape (all listed in one).
+    checkpoint: Checkpoint
+    decoder: Decoder
+    plan: WeightPlan
+
+    def load(self, *, dtype: str, device: torch.device) -> Decoder:
+        """The decoder, filled. `dtype` "auto" keeps the checkpoint's own."""
+        own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
+        fill_parameters(self.decoder, self.plan, self.checkpoint, dtype=own, device=device, misfit=self.misfit)
+        return self.decoder.to(device).eval()
+
+    @property
+    def misfit(self) -> str:
+        """How an error about its tensors begins."""
+        return f"the checkpoint does not fit {self.decoder.config.architecture}"
+
+
+def prepare_model(checkpoint: Checkpoint, *, kernels: Kernels, max_model_len: int | None) -> PreparedModel:
+    """Check that `checkpoint` is whole and what the model is to do is within its reach; its weights are not read.
+
+    `max_model_len` None takes the model's limit; beyond the limit is a ValueError, as are tensors that are missing,
+    unused or of the wrong shape (all listed in one). Only an output matrix that the config ties to the embedding is
+    read, to see whether it is.
     """
     config = _with_actual_ties(checkpoint)
     if config.num_layers > len(checkpoint.names()):
@@ -57,15 +83,16 @@ def load_model(
             f"the config has {config.num_layers} layers, but the checkpoint only {len(checkpoint.names())} tensors"
         )
     decoder = Decoder(config, kernels, model_len(config, max_model_len))
-    fill_parameters(
-        decoder,
-        plan_weights(config, checkpoint.names()),
-        checkpoint,
-        dtype=torch_dtype(config.dtype if dtype == "auto" else dtype),
-        device=device,
-        misfit=f"the checkpoint does not fit {config.architecture}",
-    )
-    return decoder.to(device).eval()
+    prepared = PreparedModel(checkpoint, decoder, plan_weights(config, checkpoint.names()))
+    check_tensors(decoder, prepared.plan, checkpoint, prepared.misfit)
+    return prepared
+
+
+def load_model(
+    checkpoint: Checkpoint, *, dtype: str, device: torch.device, kernels: Kernels, max_model_len: int | None
+) -> Decoder:
+    """Build the decoder of `checkpoint` and fill it; see `prepare_model` and `PreparedModel.load`."""
+    return prepare_model(checkpoint, kernels=kernels, max_model_len=max_model_len).load(dtype=dtype, device=device)
 
 
 def _with_actual_ties(checkpoint: Checkpoint) -> ModelConfig:

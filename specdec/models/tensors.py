@@ -38,7 +38,7 @@ def fill_parameters(
     Nothing is read before the list of tensors is known to be complete; a ValueError that begins with `misfit` lists
     all that are missing, unused or of the wrong shape. Tensors are read one by one and converted on the way.
     """
-    _check_tensors(module, plan, tensors, misfit)
+    check_tensors(module, plan, tensors, misfit)
     for name, shape in [(name, parameter.shape) for name, parameter in module.named_parameters()]:
         filled = torch.empty(shape, dtype=dtype, device=device)
         for piece in plan.pieces[name]:
@@ -55,8 +55,8 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _check_tensors(module: nn.Module, plan: WeightPlan, tensors: Tensors, misfit: str) -> None:
-    """One ValueError that lists every missing, unused and mis-shaped tensor."""
+def check_tensors(module: nn.Module, plan: WeightPlan, tensors: Tensors, misfit: str) -> None:
+    """One ValueError, begun with `misfit`, that lists every missing, unused and mis-shaped tensor. Nothing is read."""
     parameters = dict(module.named_parameters())
     assert parameters.keys() == plan.pieces.keys(), parameters.keys() ^ plan.pieces.keys()
     names = set(tensors.names())
