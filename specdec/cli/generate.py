@@ -167,19 +167,21 @@ def _config(options: GenerateOptions, given: set[str]) -> EngineConfig:
         settings=settings,
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
-        draft_settings=_draft_settings(options),
+        proposer_settings=_proposer_settings(options),
         speculative_json=options.speculative_config,
     )
 
 
-def _draft_settings(options: GenerateOptions) -> dict[str, str | int]:
-    """The settings of the proposer draft that options of their own give."""
-    settings: dict[str, str | int] = {}
-    if options.draft_model is not None:
-        settings["model"] = options.draft_model
-    if options.draft_layers is not None:
-        settings["num_draft_layers"] = options.draft_layers
-    return settings
+def _proposer_settings(options: GenerateOptions) -> dict[str, Any]:
+    """The settings of a proposer that options of their own give."""
+    values = {
+        "model": options.draft_model,
+        "num_draft_layers": options.draft_layers,
+        "tree": options.tree,
+        "tree_nodes": options.tree_nodes,
+        "tree_width": options.tree_width,
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _prompts(options: GenerateOptions) -> list[Prompt]:
