@@ -109,13 +109,16 @@ def visible_entries(
     """Which of a row's `length` entries each of its queries sees: bool [queries, length]."""
     entries = torch.arange(length, device=positions.device)
     visible = (entries < committed) & (entries <= positions[:, None])
-    key_positions = entries
+    key_positions = entries.expand(len(positions), -1)
     num_draft = length - committed
     if num_draft:
         assert ancestor_masks is not None, "a row with a draft needs ancestor masks"
         bits = (ancestor_masks[:, None] >> torch.arange(num_draft, device=positions.device)) & 1
         visible[:, committed:] = bits.bool()
-        key_positions = torch.cat((entries[:committed], positions[-num_draft:]))
+        if sliding_window is not None:
+            # A node's ancestors come before it: the n-th of them is n tokens behind the last committed one.
+            depths = bits.cumsum(dim=1) - 1 + committed
+            key_positions = torch.cat((key_positions[:, :committed], depths), dim=1)
     if sliding_window is not None:
         visible &= key_positions > positions[:, None] - sliding_window
     return visible

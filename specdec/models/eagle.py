@@ -12,7 +12,7 @@ from torch import nn
 
 from specdec.kernels import Kernels
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import Decoder
+from specdec.models.decoder import Decoder, finished_logits
 from specdec.models.head_config import EagleConfig
 from specdec.models.layers import MLP, Attention, Rotation
 from specdec.models.parts import Embedding, Linear, RMSNorm
@@ -103,8 +103,8 @@ class EagleHead(nn.Module):
         self.kernels = kernels
         self.max_model_len = max_model_len
         # Bound methods: the target's parameters are not this module's.
-        self._target_embed, self._target_logits = target.embed_tokens.forward, target.compute_logits
-        self._target_dtype = target.kv_layout().dtype
+        self._target_embed, self._target_matrix = target.embed_tokens.forward, target.output_matrix
+        self._soft_cap = None if is_eagle3 else target.config.final_soft_cap
         self.embed_tokens = Embedding(model.vocab_size, model.hidden_size, kernels) if config.own_embedding else None
         self.inputs = NormedInput(config, kernels) if is_eagle3 else FusedInput(config, kernels)
         self.layer = HeadLayer(model, (1 + is_eagle3) * model.hidden_size, kernels)
@@ -136,6 +136,11 @@ class EagleHead(nn.Module):
         return self.config.model.hidden_size
 
     @property
+    def num_logits(self) -> int:
+        """Vd: how many tokens the head can guess."""
+        return len(self._target_matrix() if self.lm_head is None else self.lm_head.weight)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.inputs.fc.weight.dtype
 
@@ -158,9 +163,24 @@ class EagleHead(nn.Module):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of raw outputs [n, H]: [n, Vd], float32 (float64 of a float64 head)."""
         if self.lm_head is None:
-            return self._target_logits(hidden.to(self._target_dtype))
-        logits: torch.Tensor = self.lm_head(self.norm(hidden))
-        return logits if logits.dtype == torch.float64 else logits.float()
+            matrix = self._target_matrix()
+            logits = self.kernels.linear(hidden.to(matrix.dtype), matrix)
+        else:
+            logits = self.lm_head(self.norm(hidden))
+        return finished_logits(logits, self._soft_cap)
+
+    def keep_tokens(self, token_ids: torch.Tensor) -> None:
+        """Of the logits of all the target's tokens, keep those of `token_ids` (int64 [Vd]), in their order.
+
+        A head that uses the target's output matrix then has these rows of it as its own.
+        """
+        assert self.draft_token_ids is None
+        if self.lm_head is None:
+            matrix = self._target_matrix()
+            self.lm_head = Linear(self.hidden_size, len(matrix), False, self.kernels)
+            self.lm_head.weight = nn.Parameter(matrix.to(self.dtype), requires_grad=False)
+        self.lm_head.keep_rows(token_ids)
+        self.draft_token_ids = token_ids
 
     def kv_layout(self) -> KVLayout:
         """The KV cache this head needs."""

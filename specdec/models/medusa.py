@@ -46,8 +46,23 @@ class MedusaHead(nn.Module):
         return logits
 
     @property
+    def num_logits(self) -> int:
+        """Vd: how many tokens each head can guess."""
+        weight = self.lm_heads[0].weight
+        assert isinstance(weight, torch.Tensor)
+        return len(weight)
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
+
+    def keep_tokens(self, token_ids: torch.Tensor) -> None:
+        """Of the logits of all the target's tokens, keep those of `token_ids` (int64 [Vd]), in their order."""
+        assert self.draft_token_ids is None
+        for lm_head in self.lm_heads:
+            assert isinstance(lm_head, Linear)
+            lm_head.keep_rows(token_ids)
+        self.draft_token_ids = token_ids
 
     @property
     def weight_bytes(self) -> int:

@@ -80,9 +80,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Size the KV pool: `kv_cache_tokens` if given, else what is left of the budget, capped at what can be used.
 
-    A token takes a slot in each of `layouts`: the target's and those of proposers with KV of their own; draft heads keep
-    `state_bytes_per_block` beside each block. `available_bytes` are free on the machine; `budget_bytes` may be taken,
-    weights included. ValueError if not even two blocks fit.
+    A token takes a slot in each of `layouts`: the target's and those of proposers with KV of their own; draft heads
+    keep `state_bytes_per_block` beside each block. `available_bytes` are free on the machine; `budget_bytes` may be
+    taken, weights included. ValueError if not even two blocks fit.
     """
     bytes_per_token = sum(layout.bytes_per_token for layout in layouts)
     bytes_per_block = bytes_per_token * block_size + state_bytes_per_block

@@ -66,7 +66,7 @@ def test_drafts_are_those_of_the_plain_head_in_chunks_and_whole(kind: str, budge
     target = tiny_target()
     method, head = make_head(target, kind)
     engine = head_engine(target, method, head, max_num_batched_tokens=budget)
-    params = SamplingParams(temperature=0, max_tokens=20)
+    params = SamplingParams(temperature=0, max_tokens=12)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(f"r{i}", prompt, params)
     outputs = finish(engine, target, method, head)
@@ -75,7 +75,7 @@ def test_drafts_are_those_of_the_plain_head_in_chunks_and_whole(kind: str, budge
     assert sum(each.outputs[0].speculation.num_accepted_tokens for each in outputs.values()) > 0
 
 
-@pytest.mark.parametrize(("kind", "settings"), zip(KINDS, TREES, strict=True))
+@pytest.mark.parametrize(("kind", "settings"), list(zip(KINDS, TREES, strict=True)))
 @pytest.mark.parametrize(("temperature", "verifier"), [(0.0, "auto"), (1.0, "coupled"), (1.0, "block")])
 def test_preemption_prefix_hits_and_samples_leave_the_head_right(kind, settings, temperature, verifier) -> None:
     """A tiny pool preempts; prompts share whole blocks and differ then; samples share a prompt."""

@@ -175,6 +175,23 @@ def test_visible_entries(row: Row, window: int | None) -> None:
     assert seen == [row.seen_by(query, window) for query in range(row.queries + len(row.parents))]
 
 
+@given(rows(), st.sampled_from([None, 1, 2, 5]), st.data())
+def test_what_a_query_sees_does_not_depend_on_the_other_queries(
+    row: Row, window: int | None, data: st.DataObject
+) -> None:
+    """A draft that grows computes one level at a time."""
+    count = row.queries + len(row.parents)
+    chosen = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    visible = reference.visible_entries(
+        torch.tensor([row.positions[i] for i in chosen]),
+        torch.tensor([signed(row.masks[i]) for i in chosen]),
+        row.committed + len(row.parents),
+        row.committed,
+        window,
+    )
+    assert [entries.nonzero().flatten().tolist() for entries in visible] == [row.seen_by(i, window) for i in chosen]
+
+
 def test_a_chain_of_64_uses_every_bit() -> None:
     row = Row(1, 1, tuple(range(-1, 63)))
     visible = reference.visible_entries(
