@@ -244,6 +244,8 @@ class Runner:
                 raise ValueError(f"a draft of {draft.depth} tokens where at most {length} were asked for")
             if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
                 raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
+            if draft.draft_probs is not None and draft.draft_probs.device.type != self.device.type:
+                raise ValueError(f"draft_probs on {draft.draft_probs.device} where the engine is on {self.device}")
             if not all(type(token_id) is int for token_id in draft.token_ids):
                 raise ValueError("a drafted token id is not an integer")
             if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
