@@ -18,7 +18,7 @@ import torch
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
-from specdec.proposers.base import NOTHING, ProposalInput, Proposer, TargetStates
+from specdec.proposers.base import ProposalInput, Proposer, TargetStates
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
@@ -136,7 +136,7 @@ class Runner:
         at = 0
         for row, verdict, first in zip(batch.rows, verdicts, batch.logits_start, strict=False):
             wants = self.proposers[row.proposer].wants
-            if wants != NOTHING:
+            if wants.states:
                 committed = row.num_scheduled_tokens - row.num_draft_tokens
                 index = _path_index(at, committed, verdict.accepted_path)
                 judged = slice(first, first + row.num_logits)
@@ -223,25 +223,29 @@ class Runner:
             asked = [lengths[i] for i in chosen]
             try:
                 mine = [sequences[i] for i in chosen]
-                states = () if proposer.wants == NOTHING else [self._states.get(sequence) for sequence in mine]
+                states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in mine]
                 proposed = proposer.propose(mine, ProposalInput(asked, states))
                 self._check_drafts(proposed, asked)
-                drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
+                drafts.update(zip((sequences[i] for i in chosen), _named(proposed, name), strict=True))
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
                 drafts.update((sequences[i], None) for i in chosen)
         return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
 
-    def _check_drafts(self, drafts: Many[Draft], lengths: Many[int]) -> None:
+    def _check_drafts(self, drafts: Many[Draft | None], lengths: Many[int]) -> None:
         """What the contract promises and the target relies on; ValueError otherwise."""
         if len(drafts) != len(lengths):
             raise ValueError(f"{len(drafts)} drafts for {len(lengths)} sequences")
         for draft, length in zip(drafts, lengths, strict=True):
+            if draft is None:
+                continue
             _check_shape(draft)
             if draft.depth > length:
                 raise ValueError(f"a draft of {draft.depth} tokens where at most {length} were asked for")
             if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
                 raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
+            if draft.draft_probs is not None and draft.draft_probs.device.type != self.device.type:
+                raise ValueError(f"draft_probs on {draft.draft_probs.device} where the engine is on {self.device}")
             if not all(type(token_id) is int for token_id in draft.token_ids):
                 raise ValueError("a drafted token id is not an integer")
             if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
@@ -263,6 +267,11 @@ class Runner:
                 proposer.forget(sequence)
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed to forget a sequence: {error!r}", stacklevel=2)
+
+
+def _named(drafts: Many[Draft | None], name: str) -> list[Draft | None]:
+    """The drafts, those that do not say whose they are under the name of their proposer."""
+    return [replace(draft, proposer=name) if draft and draft.proposer == "none" else draft for draft in drafts]
 
 
 def _path_index(at: int, committed: int, path: Many[int]) -> slice | list[int]:

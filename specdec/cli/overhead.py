@@ -18,7 +18,8 @@ from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
-from specdec.proposers.base import ProposalInput, build_proposer
+from specdec.proposers.base import ProposalInput
+from specdec.proposers.registry import build_proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.types import Request, SamplingParams

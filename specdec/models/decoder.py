@@ -85,11 +85,11 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of final hidden states [n, hidden]: [n, vocab], float32 (float64 of a float64 model)."""
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        logits = self.kernels.linear(hidden, weight)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        cap = self.config.final_soft_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return finished_logits(self.kernels.linear(hidden, self.output_matrix()), self.config.final_soft_cap)
+
+    def output_matrix(self) -> torch.Tensor:
+        """What turns final hidden states into logits, [vocab, hidden]: the embedding itself where the two are tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def kv_layout(self) -> KVLayout:
         """The KV cache this model needs."""
@@ -100,6 +100,12 @@ class Decoder(nn.Module):
     def weight_bytes(self) -> int:
         """Bytes of the parameters and the rotary tables."""
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
+
+def finished_logits(logits: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
+    """Products with an output matrix as logits: float32, or float64 where they are, and capped where the model caps."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
 
 
 def distinct_ropes(config: ModelConfig) -> list[RopeConfig]:

@@ -1,4 +1,4 @@
-"""What a proposer is, and the one table of those that exist.
+"""What a proposer is.
 
 A proposer guesses; it never decides. The contract: `propose` answers one draft per sequence, never longer than asked,
 possibly empty, deterministic given the seed, and leaves the sequences alone. If `draft_probs` is given, each token was
@@ -19,25 +19,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, fields
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from specdec.config import SpeculativeConfig, unknown_name
 from specdec.core.sequence import Sequence
-from specdec.types import EMPTY_DRAFT, Draft
+from specdec.types import EMPTY_DRAFT, MAX_SPECULATIVE_TOKENS, Draft
 
-if TYPE_CHECKING:  # the command line reads the table below, and must not wait for torch
+if TYPE_CHECKING:  # the command line checks settings, and must not wait for torch
     import torch
 
     from specdec.kernels import Kernels
+    from specdec.models.eagle import EagleHead
+    from specdec.models.medusa import MedusaHead
     from specdec.step.kv_cache import KVCache
     from specdec.step.model import Model
+    from specdec.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Wants:
-    """What a proposer needs of the target's steps."""
+    """What a proposer needs of the target's steps, and of the blocks."""
 
     hidden: bool = False
     """States after the final norm."""
@@ -45,6 +46,13 @@ class Wants:
     """Layers whose inputs it needs; the number of layers stands for the last one's output."""
     logits: bool = False
     """The raw logits of verified positions."""
+    num_slots: int | None = None
+    """Where it has KV: the slots after the last committed token that a draft takes there; None: as many as a chain."""
+
+    @property
+    def states(self) -> bool:
+        """Whether it needs anything of the target's steps."""
+        return self.hidden or bool(self.aux_layers) or self.logits
 
 
 NOTHING = Wants()
@@ -95,6 +103,10 @@ class DraftModel:
     """Beyond the target's own."""
 
 
+Drafter: TypeAlias = "DraftModel | EagleHead | MedusaHead"
+"""What some proposers draft with: loaded before they are built."""
+
+
 @dataclass(frozen=True)
 class ProposerContext:
     """The engine that a proposer is built for."""
@@ -107,8 +119,14 @@ class ProposerContext:
     verifier: str
     kernels: Kernels
     device: torch.device
-    draft_model: DraftModel | None = None
+    num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
+    """The longest draft, in a tree the deepest, that is ever wanted."""
+    method: str = "none"
+    """The name under which it is loaded, and which its drafts bear."""
+    draft_model: Drafter | None = None
     """Where the method has one."""
+    tokenizer: Tokenizer | None = None
+    """The target's, if the engine has one."""
 
 
 class Proposer(Protocol):
@@ -124,8 +142,8 @@ class Proposer(Protocol):
         """What it needs of the target's steps."""
         ...
 
-    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
-        """One draft per sequence, each at most `inp.lengths[i]` long."""
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> Many[Draft | None]:
+        """One draft per sequence, each at most `inp.lengths[i]` long; None if its own KV could not follow this one."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -163,34 +181,3 @@ class Settings(Protocol):
     def num_nodes(self, num_speculative_tokens: int) -> int:
         """The most nodes of a draft of this depth: of a chain, its length."""
         ...
-
-
-PROPOSERS = {
-    "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
-    "draft": ("specdec.proposers.draft_model", "DraftModelSettings", "DraftModelProposer"),
-    "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
-    "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
-}
-"""Method name -> module, settings dataclass, proposer class; imported when first asked for."""
-
-
-def check_settings(config: SpeculativeConfig) -> Any:
-    """The method's own settings object, or a ValueError naming what is wrong and the nearest right name."""
-    if config.method not in PROPOSERS:
-        raise ValueError(unknown_name("proposer", config.method, PROPOSERS))
-    module, settings_name, _ = PROPOSERS[config.method]
-    settings_class = getattr(import_module(module), settings_name)
-    names = [f.name for f in fields(settings_class)]
-    for key in config.settings:
-        if key not in names:
-            valid = ["method", "num_speculative_tokens", "rejection_sample_method", "verifier", *names]
-            raise ValueError(unknown_name(f"key of speculative_config for {config.method!r}:", key, valid))
-    return settings_class(**config.settings)
-
-
-def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = None) -> Proposer:
-    """The proposer that `config` describes, for the engine of `context`; one without a model needs no context."""
-    settings = check_settings(config)
-    module, _, class_name = PROPOSERS[config.method]
-    proposer: Proposer = getattr(import_module(module), class_name)(settings, context)
-    return proposer

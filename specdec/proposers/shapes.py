@@ -205,9 +205,9 @@ class TreeChoice:
     ValueError for values out of range and for a file that cannot be used.
     """
 
-    tree: str
-    tree_nodes: int
-    tree_width: int
+    tree: str = "chain"
+    tree_nodes: int = 16
+    tree_width: int = 4
 
     def __post_init__(self) -> None:
         if not isinstance(self.tree, str) or not self.tree:
