@@ -130,16 +130,15 @@ def group_name(group: Group) -> str:
 
 
 def _predictions(runs: Sequence[Run], style: Mapping[str, int]) -> Chart:
-    """Both axes span the same values; the guides are equality and a gap of 10 % either way."""
+    """Both axes span the same values; the guides are equality and the borders of `AGREEMENT`."""
     title = "Predicted and measured speed-up at batch 1"
     points: dict[str, list[Point]] = {}
     for run in runs:
         if run.prediction is not None:
             points.setdefault(variant(run), []).append(_predicted(run))
-    values = [
-        known(value) for own in points.values() for each in own for value in (each.x, each.y, each.low, each.high)
-    ]
-    low, high = min(1.0, *filter(None, values)), max(1.0, *filter(None, values))
+    drawn = [known(value) for own in points.values() for each in own for value in (each.x, each.y, each.low, each.high)]
+    values = [1.0, *(value for value in drawn if value is not None)]
+    low, high = min(values) * (1 - AGREEMENT), max(values) * (1 + AGREEMENT)
     guides = [
         Guide((max(low, low * gap), max(low, low * gap) / gap), (min(high, high * gap), min(high, high * gap) / gap))
         for gap in (1.0, 1.0 + AGREEMENT, 1.0 - AGREEMENT)

@@ -35,7 +35,9 @@ LINE = 18.0
 """Height of a line of the legend."""
 CHARACTER = 6.6
 """Mean width of a character of the labels; an estimate, for SVG does not wrap."""
-LONGEST_LABEL = 30
+LONGEST_ROW = 30
+LONGEST_NAME = 80
+"""Characters of a row's or a series' name that are shown."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def rows_chart(ident: str, title: str, axis: Axis, rows: Sequence[str], series: 
     A point's `x` is the index of its row, its `y` the value.
     """
     points = [point for each in series for point in _known(each)]
-    left = 16 + CHARACTER * max((len(_short(row)) for row in rows), default=0)
+    left = 16 + CHARACTER * max((len(_short(row, LONGEST_ROW)) for row in rows), default=0)
     height = 12 + 11.0 * max(1, len(series))
     bottom = TOP + height * max(1, len(rows))
     x = scale((value for point in points for value in _extent(point)), axis, left, WIDTH - RIGHT)
@@ -133,7 +135,7 @@ def rows_chart(ident: str, title: str, axis: Axis, rows: Sequence[str], series: 
         _line(root, "grid", x.at(tick), TOP, x.at(tick), bottom)
         _text(root, tick_label(tick, axis, x.step), x.at(tick), bottom + 18, "middle")
     for index, row in enumerate(rows):
-        label = _text(root, _short(row), left - 8, TOP + height * (index + 0.5) + 4, "end")
+        label = _text(root, _short(row, LONGEST_ROW), left - 8, TOP + height * (index + 0.5) + 4, "end")
         _add(label, "title", {}).text = printable(row)
         _line(root, "grid", left, TOP + height * (index + 1), x.end, TOP + height * (index + 1))
     _text(root, axis.label, (x.start + x.end) / 2, bottom + 36, "middle")
@@ -157,7 +159,8 @@ def _draw_in_rows(root: ET.Element, series: Series, x: Scale, top: float, height
 
 def _root(ident: str, title: str, description: str, height: float, series: Sequence[Series]) -> ET.Element:
     """The SVG with its accessible name and its legend under `height`."""
-    places, legend_height = _legend_places([each.name for each in series])
+    names = [_short(each.name, LONGEST_NAME) for each in series]
+    places, legend_height = _legend_places(names)
     attributes = {
         "viewBox": f"0 0 {WIDTH:g} {height + legend_height:g}",
         "role": "img",
@@ -167,10 +170,10 @@ def _root(ident: str, title: str, description: str, height: float, series: Seque
     root = ET.Element("svg", attributes)
     _add(root, "title", {"id": f"{ident}-title"}).text = printable(title)
     _add(root, "desc", {"id": f"{ident}-desc"}).text = printable(description)
-    for each, (left, top) in zip(series, places, strict=True):
+    for each, name, (left, top) in zip(series, names, places, strict=True):
         group = _add(root, "g", {"class": _colour(each.style)})
         _mark(group, each, left + 6, height + top + 9, "")
-        _text(group, each.name, left + 16, height + top + 13, "start")
+        _text(group, name, left + 16, height + top + 13, "start")
     return root
 
 
@@ -233,8 +236,8 @@ def _colour(style: int) -> str:
     return f"s{style % NUM_COLOURS}"
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
+def _short(label: str, longest: int) -> str:
+    return label if len(label) <= longest else label[: longest - 1] + "…"
 
 
 def _mark(parent: ET.Element, series: Series, x: float, y: float, note: str) -> None:
