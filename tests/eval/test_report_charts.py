@@ -57,11 +57,14 @@ def test_groups_are_not_told_twice() -> None:
     assert [group_name(each) for each in run_groups(one_task)] == ["all"]
 
 
-def test_predictions_far_from_each_other_stay_in_the_chart() -> None:
+def test_guides_stay_in_the_chart() -> None:
     far = run(prediction=replace(PREDICTION, measured_speedup=0.05, tokens_per_step=9.0))
-    near = replace(run(), speeds=(replace(run().speeds[0], speedup=Estimate(1.0, 0.0, 7.0)),))
-    for drawn in ((far,), (near,), (far, near)):
+    wide = replace(run(), speeds=(replace(run().speeds[0], speedup=Estimate(1.0, 0.0, 7.0)),))
+    narrow = replace(run(prediction=replace(PREDICTION, measured_speedup=1.01, tokens_per_step=1.21)), speeds=())
+    for drawn in ((far,), (wide,), (narrow,), (far, wide, narrow)):
         (svg,) = (chart.svg for chart in charts(result(*drawn)) if "Predicted" in chart.title)
-        for line in ET.fromstring(svg).iter("line"):
-            assert all(12 <= float(line.attrib[end]) <= 252 for end in ("y1", "y2") if line.attrib["class"] == "guide")
-            assert all(56 <= float(line.attrib[end]) <= 624 for end in ("x1", "x2") if line.attrib["class"] == "guide")
+        guides = [line.attrib for line in ET.fromstring(svg).iter("line") if line.attrib["class"] == "guide"]
+        assert len(guides) == 3
+        for guide in guides:
+            assert 56 <= float(guide["x1"]) < float(guide["x2"]) <= 624
+            assert 252 >= float(guide["y1"]) > float(guide["y2"]) >= 12
