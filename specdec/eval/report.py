@@ -93,11 +93,12 @@ def figure(name: str) -> str:
 
 def lead(result: Result) -> str:
     """One sentence on what was asked."""
-    asked = max((run.num_prompts for run in result.plain), default=0)
     settings = result.settings
+    asked = max((run.num_prompts for run in result.plain), default=0)
+    prompts = "1 prompt" if asked == 1 else f"{number(asked)} prompts"
     return (
-        f"{number(asked)} prompts of {', '.join(settings.tasks)}, at most {number(settings.max_tokens)} tokens each, "
-        "against plain decoding of the same engine on the same prompts."
+        f"{prompts} of {', '.join(settings.tasks)}, at most {number(settings.max_tokens)} tokens each, against plain "
+        "decoding of the same engine on the same prompts."
     )
 
 
@@ -105,7 +106,7 @@ def facts(result: Result) -> list[tuple[str, str]]:
     """Where the figures come from, and what was asked for."""
     origin, settings = result.origin, result.settings
     versions, machine = origin.versions, origin.machine
-    limit = "" if settings.limit is None else f", at most {number(settings.limit)} prompts of each"
+    limit = "" if settings.limit is None else f", at most {number(settings.limit)} of each"
     sizes = ", ".join(map(number, settings.batch_sizes)) or DASH
     return [
         ("commit", origin.commit or "unknown"),
@@ -124,7 +125,7 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ("verifier", settings.verifier),
         ("tasks", f"{', '.join(settings.tasks)}{limit}"),
         ("answers", f"at most {number(settings.max_tokens)} tokens, seed {settings.seed}"),
-        ("timing", f"{number(settings.timing_prompts)} prompts, batch sizes {sizes}"),
+        ("timing", f"prompts: {number(settings.timing_prompts)}, batch sizes: {sizes}"),
         ("intervals", f"{number(settings.resamples)} resamples, confidence {100 * settings.confidence:g} %"),
     ]
 

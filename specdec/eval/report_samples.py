@@ -16,9 +16,10 @@ from specdec.types import BONUS, RECOVERED
 
 @dataclass(frozen=True)
 class Source:
-    """Where tokens come from: a name for the reader, and the classes of the token's element."""
+    """Where tokens come from, in full and in a count, and the classes of the tokens' elements."""
 
     name: str
+    short: str
     css: str
 
 
@@ -62,10 +63,15 @@ def sources(runs: Sequence[Run]) -> dict[str, Source]:
     drafted = [source for source in seen if source not in (RECOVERED, BONUS)]
     for source in drafted:
         colours.setdefault(source, len(colours))
-    made = {source: Source(f"drafted by {source}", f"drafted s{colours[source] % NUM_COLOURS}") for source in drafted}
-    made[RECOVERED] = Source("recovered after a rejection", RECOVERED)
-    made[BONUS] = Source("bonus, from the model alone", BONUS)
+    made = {source: _drafted(source, colours[source]) for source in drafted}
+    made[RECOVERED] = Source("recovered after a rejection", "recovered", RECOVERED)
+    made[BONUS] = Source("bonus, from the model alone", "bonus", BONUS)
     return made
+
+
+def _drafted(proposer: str, colour: int) -> Source:
+    name = f"drafted by {proposer}"
+    return Source(name, name, f"drafted s{colour % NUM_COLOURS}")
 
 
 def sampled(runs: Sequence[Run]) -> list[Sampled]:
@@ -88,6 +94,6 @@ def _answer(run: Run, pieces: Iterable[Piece], known: Mapping[str, Source]) -> A
     """Tokens that complete no text are counted, and cannot be shown."""
     pieces = tuple(pieces)
     found = Counter(piece.source for piece in pieces)
-    counts = ", ".join(f"{number(found[source])} {known[source].name}" for source in known if found[source])
+    counts = ", ".join(f"{number(found[source])} {known[source].short}" for source in known if found[source])
     tokens = tuple(Token(piece.text, known[piece.source]) for piece in pieces if piece.text)
     return Answer(f"{variant(run)}, {temperature(run.temperature)}", marks(run), counts or "no tokens", tokens)

@@ -12,10 +12,10 @@ from tests.eval.examples import SAMPLE, run
 def test_sources_have_the_colour_of_their_proposers_charts() -> None:
     second = replace(SAMPLE, pieces=(Piece("a", "suffix"), Piece("b", "bonus")))
     assert sources([run(), run("ngram", 4), run("suffix", 8, samples=(second,))]) == {
-        "ngram": Source("drafted by ngram", "drafted s0"),
-        "suffix": Source("drafted by suffix", "drafted s2"),
-        "recovered": Source("recovered after a rejection", "recovered"),
-        "bonus": Source("bonus, from the model alone", "bonus"),
+        "ngram": Source("drafted by ngram", "drafted by ngram", "drafted s0"),
+        "suffix": Source("drafted by suffix", "drafted by suffix", "drafted s2"),
+        "recovered": Source("recovered after a rejection", "recovered", "recovered"),
+        "bonus": Source("bonus, from the model alone", "bonus", "bonus"),
     }
 
 
@@ -36,7 +36,7 @@ def test_every_token_is_counted_and_those_with_text_are_shown() -> None:
     sample = replace(SAMPLE, pieces=(*SAMPLE.pieces, Piece("", "ngram")))
     (prompt,) = sampled([run(samples=(sample,))])
     (answer,) = prompt.answers
-    assert answer.counts == "3 drafted by ngram, 1 recovered after a rejection, 1 bonus, from the model alone"
+    assert answer.counts == "3 drafted by ngram, 1 recovered, 1 bonus"
     assert "".join(token.text for token in answer.tokens) == "Because of\nair"
     assert [token.is_line_end for token in answer.tokens] == [False, False, True, False]
 
