@@ -68,8 +68,8 @@ def _command() -> GroupedCommand:
         callback=_callback,
         short_help="Acceptance and speed of proposers against plain decoding.",
         help="Run each proposer at each draft length and temperature against plain decoding of the same engine, in one "
-        "process and on the same prompts: acceptance on all of them, several at once, and times on a few, proposers and "
-        "plain decoding in turns. Greedy and coupled answers are compared with plain decoding's token by token.",
+        "process and on the same prompts: acceptance on all of them, several at once, and times on a few, proposers "
+        "and plain decoding in turns. Greedy and coupled answers are compared with plain decoding's token by token.",
         epilog=EPILOG + _formulas(),
     )
     command.groups = groups
@@ -119,7 +119,9 @@ def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
     prompts, ids, skipped = prepare(engine, asked.prompts, asked.limit, options.max_tokens)
     if asked.baseline is not None:
         counts = Counter(prompt.task for prompt in prompts)
-        check_comparable(asked.baseline, _conditions(asked, options), counts, _keys(asked))
+        config = engine.config
+        conditions = Conditions(config.model, config.verifier, options.max_tokens, asked.limit, options.seed)
+        check_comparable(asked.baseline, conditions, counts, _keys(asked))
     return Plan(
         prompts=tuple(prompts),
         token_ids=tuple(ids),
@@ -132,10 +134,6 @@ def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
         limit=asked.limit,
         skipped=tuple(skipped),
     )
-
-
-def _conditions(asked: Asked, options: AcceptanceOptions) -> Conditions:
-    return Conditions(asked.config.model, asked.config.verifier, options.max_tokens, asked.limit, options.seed)
 
 
 def _keys(asked: Asked) -> list[tuple[str, int, float]]:
@@ -154,7 +152,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Status], None]]:
 def _status_text(status: Status) -> str:
     left = "" if status.seconds_left is None else f", about {_minutes(status.seconds_left)} left"
     return (
-        f"{bar(status.fraction)} {status.label}: {status.num_done} of {status.num_answers} prompts, "
+        f"{bar(status.fraction)} {status.label}: {status.num_done} of {status.num_answers} answers, "
         f"{status.tokens_per_second:.0f} tok/s{left}"
     )
 

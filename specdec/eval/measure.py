@@ -162,7 +162,9 @@ class _Measurement:
         plan = self._plan
         jobs = {index: plan.job(index, variant, temperature, "acceptance") for index in range(len(plan.prompts))}
         answers = self._measured.answers[temperature, variant] = {}
-        concurrency = min(CONCURRENCY, self._engine.config.max_num_seqs)
+        config = self._engine.config
+        whole_drafts = config.max_num_batched_tokens // (1 + variant.num_speculative_tokens)
+        concurrency = max(1, min(CONCURRENCY, config.max_num_seqs, whole_drafts))
         answer_all(self._engine, jobs, concurrency, self._on_step, answers)
 
     def _take_times(self) -> None:
