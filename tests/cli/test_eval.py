@@ -18,6 +18,7 @@ from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.eval.baseline import read, write
 from specdec.eval.results import Estimate, Result, from_json
+from specdec.proposers.base import build_proposer
 from tests.cli.fake import run
 from tests.eval.helpers import toy_engine, toy_model
 from tests.toys import BYTE_VOCABULARY, RandomProposer, ScriptedModel, random_script
@@ -55,25 +56,19 @@ class Built:
 
     @staticmethod
     def _toy(config: EngineConfig) -> Engine:
+        """The drafting model's place is taken by noise."""
         model = toy_model()
-        entries = {entry.method: entry for entry in config.speculative}
-        first = config.speculative[0]
-        noise = {"draft": RandomProposer(model.vocab_size)} if "draft" in entries else {}
-        suffix = {"suffix": _suffix()} if "suffix" in entries and first.method != "suffix" else {}
+        first, *others = config.speculative
+        proposers = {entry.method: build_proposer(entry) for entry in others if entry.method != "draft"}
+        if any(entry.method == "draft" for entry in config.speculative):
+            proposers["draft"] = RandomProposer(model.vocab_size)
         return toy_engine(
             model,
             proposer=first.method,
             k=max(entry.num_speculative_tokens for entry in config.speculative),
-            proposers={**noise, **suffix},
+            proposers=proposers,
             verifier=config.verifier,
         )
-
-
-def _suffix() -> object:
-    from specdec.config import SpeculativeConfig
-    from specdec.proposers.base import build_proposer
-
-    return build_proposer(SpeculativeConfig("suffix"))
 
 
 def evaluate(*args: str, built: Built | None = None, code: int = 0) -> tuple[str, str, Built]:
