@@ -31,6 +31,9 @@ OPTIONS = {
         "--num-speculative-tokens -k": 4,
         "--draft-model": None,
         "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
         "--verifier": "auto",
         "--speculative-config": None,
         "--temperature": 0.0,
@@ -81,7 +84,7 @@ OPTIONS = {
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
 }
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml")
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml", "importlib.metadata")
 
 
 def surface(command: click.Command, name: str) -> dict[str, dict[str, object]]:
