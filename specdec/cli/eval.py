@@ -83,10 +83,11 @@ def _callback(ctx: click.Context, /, **values: Any) -> None:
 
 
 def command_line(ctx: click.Context, given: set[str]) -> str:
-    """The command as it would be typed, its options in the order of the help."""
+    """The command as it would be typed, its options in the order of the help, without those of where to write."""
+    assert isinstance(ctx.command, GroupedCommand)
     words = ctx.command_path.split()
     for option in ctx.command.params:
-        if option.name in given:
+        if option.name in given and option not in ctx.command.groups["Output"]:
             value = ctx.params[option.name]
             name = max(option.opts, key=len)
             words += [name] if value is True else [name, str(value)]
@@ -131,6 +132,7 @@ def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
         seed=options.seed,
         timing_prompts=options.timing_prompts,
         batch_sizes=asked.batch_sizes,
+        concurrency=asked.concurrency,
         limit=asked.limit,
         skipped=tuple(skipped),
     )

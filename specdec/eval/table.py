@@ -93,10 +93,10 @@ def _speeds(runs: Iterable[Run]) -> str:
                     _interval(speed.speedup),
                     "" if predicted is None else f"{predicted.predicted_speedup:.2f}",
                     "" if predicted is None else f"{100 * predicted.gap:+.0f} %",
-                    "" if predicted is None else f"{predicted.draft_cost:.3f}",
+                    "" if predicted is None else f"{predicted.draft_cost:.2g}",
                 )
             )
-    return "Speed; c: time of a draft / time of the target's forward pass\n" + align(rows) if len(rows) > 1 else ""
+    return "Speed. c: time of a draft / time of the target's forward pass\n" + align(rows) if len(rows) > 1 else ""
 
 
 def _per_token(timing: Timing) -> str:

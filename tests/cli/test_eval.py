@@ -18,7 +18,7 @@ from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.eval.baseline import read, write
 from specdec.eval.results import Estimate, Result, from_json
-from specdec.proposers.base import build_proposer
+from specdec.proposers.registry import build_proposer
 from tests.cli.fake import run
 from tests.eval.helpers import toy_engine, toy_model
 from tests.toys import BYTE_VOCABULARY, RandomProposer, ScriptedModel, random_script
@@ -122,7 +122,7 @@ def test_the_command_is_recorded_as_it_would_be_typed() -> None:
     found = result("--task", "chat", "-k", "2")
     assert found.origin.command == (
         "specdec eval acceptance --num-speculative-tokens 2 --task chat --tasks-dir tasks --limit 2 --max-tokens 16 "
-        "--timing-prompts 2 --batch-sizes 1,2 --json -"
+        "--timing-prompts 2 --batch-sizes 1,2"
     )
 
 
@@ -140,7 +140,6 @@ def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
 
 
 def test_a_report_is_one_file(tmp_path: Path) -> None:
-    pytest.importorskip("specdec.eval.report")
     evaluate(*QUICK, "--html=r.html")
     assert "</html>" in (tmp_path / "r.html").read_text("utf-8")
 
@@ -188,7 +187,13 @@ def test_draft_options_and_configurations_are_those_of_generate(tmp_path: Path) 
         (["--timing-prompts=-1"], "--timing-prompts must be at least 0; got -1"),
         (
             ["--proposer=ngram", "--draft-layers=2"],
-            "--draft-layers is of the proposer draft, which --proposer does not ",
+            "--draft-layers is of draft, which --proposer does not name",
+        ),
+        (["--proposer=ngram,draft", "--tree-width=2"], "the proposer 'draft' needs one of model "),
+        (["--proposer=ngram", "--tree=breadth"], "--tree is of draft and eagle and eagle3 and medusa and recycling, "),
+        (
+            ["--batch-sizes=32", "--draft-layers=2", "--tree=breadth", "--tree-nodes=64"],
+            "--batch-sizes 32 with drafts ",
         ),
         (["--json=no/such/r.json"], "--json: there is no folder no/such"),
         (["--html=no/r.html"], "--html: there is no folder no"),

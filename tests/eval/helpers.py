@@ -13,7 +13,7 @@ from specdec.engine import Engine
 from specdec.eval.measure import Plan, Variant, prepare
 from specdec.eval.prompts import EvalPrompt
 from specdec.eval.session import Answer, Step
-from specdec.proposers.base import ProposalInput, Proposer
+from specdec.proposers.base import NOTHING, ProposalInput, Proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.types import Draft, SpeculationStats
@@ -72,6 +72,7 @@ def toy_plan(
     max_tokens: int = 24,
     timing_prompts: int = 2,
     batch_sizes: Sequence[int] = (1, 2),
+    concurrency: int = 16,
 ) -> Plan:
     chosen, ids, skipped = prepare(engine, prompts, None, max_tokens)
     return Plan(
@@ -83,6 +84,7 @@ def toy_plan(
         seed=0,
         timing_prompts=timing_prompts,
         batch_sizes=tuple(batch_sizes),
+        concurrency=concurrency,
         skipped=tuple(skipped),
     )
 
@@ -134,6 +136,7 @@ class TimedProposer:
     """Takes `seconds` for each draft that is wanted."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, inner: Proposer, clock: Clock, seconds: float) -> None:
         self.inner, self.clock, self.seconds = inner, clock, seconds

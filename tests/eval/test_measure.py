@@ -139,15 +139,21 @@ def test_prompts_that_are_too_long_are_left_out_before_any_is_chosen() -> None:
         prepare(engine, [long], None, 24)
 
 
-def test_a_pass_asks_no_more_at_once_than_keeps_drafts_whole() -> None:
+def test_a_pass_asks_no_more_at_once_than_planned() -> None:
     """32 tokens a step hold six sequences with drafts of four; more would have theirs cut."""
     model = toy_model()
     engine = toy_engine(
         model, proposers={"oracle": OracleProposer(model, 1)}, max_num_seqs=16, max_num_batched_tokens=32
     )
     prompts = [replace(prompt, prompt_id=f"{prompt.prompt_id}.{copy}") for copy in (0, 1, 2) for prompt in PROMPTS]
-    found = measure(engine, toy_plan(engine, [("oracle", 4)], prompts=prompts, timing_prompts=0))
-    steps = [step for answer in found.answers[0.0, Variant("oracle", 4)].values() for step in answer.steps]
-    whole = [step for step in steps if step.num_tokens > step.num_accepted]
-    assert len(whole) > 100
-    assert all(step.num_drafted == step.num_nodes for step in whole)
+    plan = toy_plan(engine, [("oracle", 4)], prompts=prompts, timing_prompts=0, concurrency=6)
+
+    def cut(concurrency: int) -> int:
+        found = measure(engine, replace(plan, concurrency=concurrency))
+        steps = [step for answer in found.answers[0.0, Variant("oracle", 4)].values() for step in answer.steps]
+        whole = [step for step in steps if step.num_tokens > step.num_accepted]
+        assert len(whole) > 100
+        return sum(step.num_drafted != step.num_nodes for step in whole)
+
+    assert cut(6) == 0
+    assert cut(16) > 0
