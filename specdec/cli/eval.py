@@ -68,8 +68,8 @@ def _command() -> GroupedCommand:
         callback=_callback,
         short_help="Acceptance and speed of proposers against plain decoding.",
         help="Run each proposer at each draft length and temperature against plain decoding of the same engine, in one "
-        "process and on the same prompts: acceptance on all of them, several at once, and times on a few, proposers and "
-        "plain decoding in turns. Greedy and coupled answers are compared with plain decoding's token by token.",
+        "process and on the same prompts: acceptance on all of them, several at once, and times on a few, proposers "
+        "and plain decoding in turns. Greedy and coupled answers are compared with plain decoding's token by token.",
         epilog=EPILOG + _formulas(),
     )
     command.groups = groups
@@ -83,10 +83,11 @@ def _callback(ctx: click.Context, /, **values: Any) -> None:
 
 
 def command_line(ctx: click.Context, given: set[str]) -> str:
-    """The command as it would be typed, its options in the order of the help."""
+    """The command as it would be typed, its options in the order of the help, without those of where to write."""
+    assert isinstance(ctx.command, GroupedCommand)
     words = ctx.command_path.split()
     for option in ctx.command.params:
-        if option.name in given:
+        if option.name in given and option not in ctx.command.groups["Output"]:
             value = ctx.params[option.name]
             name = max(option.opts, key=len)
             words += [name] if value is True else [name, str(value)]
@@ -119,7 +120,9 @@ def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
     prompts, ids, skipped = prepare(engine, asked.prompts, asked.limit, options.max_tokens)
     if asked.baseline is not None:
         counts = Counter(prompt.task for prompt in prompts)
-        check_comparable(asked.baseline, _conditions(asked, options), counts, _keys(asked))
+        config = engine.config
+        conditions = Conditions(config.model, config.verifier, options.max_tokens, asked.limit, options.seed)
+        check_comparable(asked.baseline, conditions, counts, _keys(asked))
     return Plan(
         prompts=tuple(prompts),
         token_ids=tuple(ids),
@@ -129,13 +132,10 @@ def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
         seed=options.seed,
         timing_prompts=options.timing_prompts,
         batch_sizes=asked.batch_sizes,
+        concurrency=asked.concurrency,
         limit=asked.limit,
         skipped=tuple(skipped),
     )
-
-
-def _conditions(asked: Asked, options: AcceptanceOptions) -> Conditions:
-    return Conditions(asked.config.model, asked.config.verifier, options.max_tokens, asked.limit, options.seed)
 
 
 def _keys(asked: Asked) -> list[tuple[str, int, float]]:
@@ -154,7 +154,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Status], None]]:
 def _status_text(status: Status) -> str:
     left = "" if status.seconds_left is None else f", about {_minutes(status.seconds_left)} left"
     return (
-        f"{bar(status.fraction)} {status.label}: {status.num_done} of {status.num_answers} prompts, "
+        f"{bar(status.fraction)} {status.label}: {status.num_done} of {status.num_answers} answers, "
         f"{status.tokens_per_second:.0f} tok/s{left}"
     )
 

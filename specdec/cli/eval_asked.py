@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specdec.cli.configure import DRAFT, build_config
+from specdec.cli.configure import PROPOSER_OPTIONS, build_config, takes
 from specdec.cli.eval_options import AcceptanceOptions
 from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
 from specdec.eval.baseline import Baseline, read
 from specdec.eval.prompts import EvalPrompt
 from specdec.eval.tasks import load_tasks
+from specdec.proposers.registry import num_nodes
 from specdec.types import SamplingParams, SpeculationParams
 
 T = TypeVar("T")
 
+CONCURRENCY = 16
 TO_STANDARD_OUTPUT = Path("-")
 
 
@@ -29,6 +31,8 @@ class Asked:
     variants: tuple[tuple[str, int], ...]
     temperatures: tuple[float, ...]
     batch_sizes: tuple[int, ...]
+    concurrency: int
+    """Prompts to answer at once where no times are taken."""
     prompts: tuple[EvalPrompt, ...]
     limit: int | None
     baseline: Baseline | None
@@ -45,12 +49,14 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=options.max_tokens)
         check_verifier(config.verifier, temperature)
-    _check_room(config, batch_sizes)
+    nodes = max(num_nodes(entry) for entry in config.speculative)
+    _check_room(config, batch_sizes, nodes)
     return Asked(
         config=config,
         variants=variants,
         temperatures=temperatures,
         batch_sizes=batch_sizes,
+        concurrency=max(1, min(CONCURRENCY, config.max_num_seqs, config.max_num_batched_tokens // (1 + nodes))),
         prompts=tuple(load_tasks(_names("--task", options.task), options.tasks_dir)),
         limit=options.limit or None,
         baseline=None if options.baseline is None else read(options.baseline),
@@ -75,18 +81,17 @@ def _check_writable(name: str, path: Path | None) -> None:
         raise ValueError(f"{option}: {path} cannot be written")
 
 
-def _check_room(config: EngineConfig, batch_sizes: Sequence[int]) -> None:
-    """Every batch size must fit a step whole, drafts included."""
+def _check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
+    """Every batch size must fit a step whole, with drafts of `nodes` tokens."""
     for size in batch_sizes:
         if size < 1:
             raise ValueError(f"--batch-sizes must be at least 1; got {size}")
         if size > config.max_num_seqs:
             raise ValueError(f"--batch-sizes {size} is more than the engine's max_num_seqs ({config.max_num_seqs})")
-        longest = max(entry.num_speculative_tokens for entry in config.speculative)
-        if size * (longest + 1) > config.max_num_batched_tokens:
+        if size * (nodes + 1) > config.max_num_batched_tokens:
             raise ValueError(
-                f"--batch-sizes {size} with drafts of {longest} tokens is more than the engine's "
-                f"max_num_batched_tokens ({config.max_num_batched_tokens})"
+                f"--batch-sizes {size} with drafts of {nodes} tokens is more than the engine's max_num_batched_tokens "
+                f"({config.max_num_batched_tokens})"
             )
 
 
@@ -115,8 +120,8 @@ def _configure(options: AcceptanceOptions, given: set[str]) -> tuple[EngineConfi
     if "num_speculative_tokens" in given:
         lengths = _numbers("--num-speculative-tokens", options.num_speculative_tokens, int)
         _check_lengths(lengths)
-    _check_draft_options(options, named)
-    configs = [_config(options, given, name, length) for name in named for length in lengths]
+    own = _proposer_settings(options, named)
+    configs = [_config(options, given, name, length, own) for name in named for length in lengths]
     entries: dict[str, SpeculativeConfig] = {}
     variants: dict[tuple[str, int], None] = {}
     for name, config in zip((name for name in named for _ in lengths), configs, strict=True):
@@ -139,22 +144,28 @@ def _check_lengths(lengths: Sequence[int | None]) -> None:
             raise ValueError("--num-speculative-tokens 0 is plain decoding, which is always measured; leave it out")
 
 
-def _check_draft_options(options: AcceptanceOptions, named: Sequence[str | None]) -> None:
-    given = [name for name in ("draft_model", "draft_layers") if getattr(options, name) is not None]
-    if given and named != [None] and DRAFT not in named:
-        option = f"--{given[0].replace('_', '-')}"
-        raise ValueError(f"{option} is of the proposer {DRAFT}, which --proposer does not name; add it there")
+def _proposer_settings(options: AcceptanceOptions, named: Sequence[str | None]) -> dict[str, Any]:
+    """Keys of proposers' settings that options give. Where proposers are named, one of them must have each."""
+    settings = {}
+    for key, option in PROPOSER_OPTIONS.items():
+        value = getattr(options, option.flag.removeprefix("--").replace("-", "_"))
+        if value is None:
+            continue
+        settings[key] = value
+        if named != [None] and not any(name in option.proposers for name in named):
+            raise ValueError(f"{option.flag} is of {' and '.join(option.proposers)}, which --proposer does not name")
+    return settings
 
 
-def _config(options: AcceptanceOptions, given: set[str], proposer: str | None, length: int | None) -> EngineConfig:
-    drafting = proposer in (None, DRAFT)
-    settings: dict[str, str | int | None] = {"model": options.draft_model, "num_draft_layers": options.draft_layers}
-    draft_settings: dict[str, Any] = {key: value for key, value in settings.items() if value is not None and drafting}
+def _config(
+    options: AcceptanceOptions, given: set[str], proposer: str | None, length: int | None, own: dict[str, Any]
+) -> EngineConfig:
+    """A configuration with one of the named proposers first, or with all that nobody had to name."""
     return build_config(
         file=options.config,
         settings={name: getattr(options, name) for name in ("model", "dtype", "verifier") if name in given},
         proposer=proposer,
         num_speculative_tokens=length,
-        draft_settings=draft_settings,
+        proposer_settings={key: value for key, value in own.items() if proposer is None or takes(proposer, [key])},
         speculative_json=options.speculative_config,
     )

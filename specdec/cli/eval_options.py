@@ -28,6 +28,9 @@ class AcceptanceOptions:
     num_speculative_tokens: str
     draft_model: str | None
     draft_layers: int | None
+    tree: str | None
+    tree_nodes: int | None
+    tree_width: int | None
     verifier: str
     speculative_config: str | None
     task: str
@@ -67,6 +70,9 @@ def acceptance_groups() -> dict[str, tuple[click.Option, ...]]:
             ),
             shared["draft_model"],
             shared["draft_layers"],
+            shared["tree"],
+            shared["tree_nodes"],
+            shared["tree_width"],
             shared["verifier"],
             shared["speculative_config"],
         ),

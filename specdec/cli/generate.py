@@ -19,6 +19,7 @@ from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, from_argument, from_file, without_template
 from specdec.cli.run import Outcome, run, submit
 from specdec.config import EngineConfig, calm_threads, check_verifier
+from specdec.core.alarm import ProposerWatch
 from specdec.types import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def _command() -> GroupedCommand:
         callback=_callback,
         short_help="Generate text, verifying a draft in every step.",
         help="Generate an answer to each PROMPT, all in one batch; the answers come in input order. A lone answer is "
-        "shown as it comes. One line of statistics on standard error ends the run.",
+        "shown as it comes. One line of statistics on standard error ends the run, after a warning about any "
+        "proposer that never drafted or whose drafts were hardly ever right.",
         epilog=EXAMPLES,
     )
     command.groups = groups
@@ -166,19 +168,21 @@ def _config(options: GenerateOptions, given: set[str]) -> EngineConfig:
         settings=settings,
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
-        draft_settings=_draft_settings(options),
+        proposer_settings=_proposer_settings(options),
         speculative_json=options.speculative_config,
     )
 
 
-def _draft_settings(options: GenerateOptions) -> dict[str, str | int]:
-    """The settings of the proposer draft that options of their own give."""
-    settings: dict[str, str | int] = {}
-    if options.draft_model is not None:
-        settings["model"] = options.draft_model
-    if options.draft_layers is not None:
-        settings["num_draft_layers"] = options.draft_layers
-    return settings
+def _proposer_settings(options: GenerateOptions) -> dict[str, Any]:
+    """The settings of a proposer that options of their own give."""
+    values = {
+        "model": options.draft_model,
+        "num_draft_layers": options.draft_layers,
+        "tree": options.tree,
+        "tree_nodes": options.tree_nodes,
+        "tree_width": options.tree_width,
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _prompts(options: GenerateOptions) -> list[Prompt]:
@@ -258,6 +262,8 @@ def _conclude(outcome: Outcome, prompts: Sequence[Prompt], options: GenerateOpti
     if outcome.interrupted and not options.quiet:
         say(f"interrupted; {len(outcome.finished)} of {len(prompts)} prompts finished")
     if not options.quiet:
+        for message in ProposerWatch().judge(outcome.outputs):
+            say(f"warning: {message}")
         say(statistics(outcome.outputs, seconds))
     if outcome.interrupted:
         return INTERRUPTED

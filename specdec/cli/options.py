@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER
+from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER, TREES
 from specdec.config import DTYPES, VERIFIERS, EngineConfig
-from specdec.proposers.base import PROPOSERS
+from specdec.proposers.registry import PROPOSERS
 from specdec.types import SamplingParams
 
 DEFAULT_TEMPERATURE = 0.0
@@ -32,6 +32,9 @@ class GenerateOptions:
     num_speculative_tokens: int
     draft_model: str | None
     draft_layers: int | None
+    tree: str | None
+    tree_nodes: int | None
+    tree_width: int | None
     verifier: str
     speculative_config: str | None
     temperature: float
@@ -95,8 +98,8 @@ def _prompt_options() -> tuple[click.Option, ...]:
             "--prompts-file",
             metavar="FILE",
             help="JSON lines, taken after any PROMPT; - is standard input. A line is an object with one of prompt, "
-            "messages and prompt_token_ids; it may set raw, any sampling parameter, proposer and "
-            "num_speculative_tokens for itself.",
+            "messages and prompt_token_ids; it may set raw, any sampling parameter, proposer (one from outside only "
+            "if options or the config load it) and num_speculative_tokens for itself.",
         ),
         _flag("--raw", help="Give prompts to the model as they are, without its chat template."),
         _text(
@@ -132,7 +135,8 @@ def _speculation_options() -> tuple[click.Option, ...]:
             "--proposer",
             metavar="NAME",
             default=DEFAULT_PROPOSER,
-            help=f"What guesses the draft: {_or(sorted(PROPOSERS))}. none is plain decoding.",
+            help=f"What guesses the draft: {_or(sorted(PROPOSERS))}. none is plain decoding. One from outside has the "
+            "name that its package gives it, or is a class, package.module:Class.",
         ),
         _integer(
             "--num-speculative-tokens", "-k", default=DEFAULT_NUM_SPECULATIVE_TOKENS, help="Longest draft of a step."
@@ -140,9 +144,18 @@ def _speculation_options() -> tuple[click.Option, ...]:
         _text(
             "--draft-model",
             metavar="MODEL",
-            help="The model of the proposer draft, named as for --model; it must have the model's own tokenizer.",
+            help="What drafts. For the proposer draft, which it chooses by itself, a model, named as for --model, with "
+            "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head.",
         ),
         _integer("--draft-layers", unset="none", help="Let the model's own first N layers draft: the proposer draft."),
+        _text(
+            "--tree",
+            metavar="SHAPE",
+            help=f"The shape of a draft of {_or(TREES)}: chain, breadth, confidence, or a JSON file with a list of "
+            "paths of ranks. A proposer has its own default.",
+        ),
+        _integer("--tree-nodes", unset="the proposer's", help="Most nodes of a draft tree."),
+        _integer("--tree-width", unset="the proposer's", help="Most children of a node of a draft tree."),
         _text(
             "--verifier",
             metavar="NAME",

@@ -6,7 +6,9 @@ it drafts is never right. Few counts prove nothing, so each rule waits for enoug
 
 from __future__ import annotations
 
-from specdec.types import SpeculationStats
+from collections.abc import Iterable
+
+from specdec.types import RequestOutput, SpeculationStats
 
 MIN_TOKENS = 64
 """Generated tokens before a proposer that has not drafted once is suspicious."""
@@ -17,6 +19,9 @@ in a row with a probability of 0.5 %."""
 
 MIN_ACCEPTANCE = 0.02
 """The least share of accepted first positions."""
+
+UNDRAFTED_TOKENS = 2
+"""The first token of an answer has no draft before it, and the last one may be no more than a draft's bonus."""
 
 COPYING = ("ngram", "suffix")
 """Proposers that copy what was written before, and have nothing to say about a text that repeats nothing."""
@@ -54,4 +59,34 @@ def _never_drafted(proposer: str, num_tokens: int) -> str:
 def _useless(proposer: str) -> str:
     if proposer in COPYING:
         return "the text repeats only by accident, so that copying never helps"
-    return "what drafts does not belong to this model: other weights, another tokenizer, or broken state"
+    return "what drafts knows too little of this model: other weights, another tokenizer, few layers, or broken state"
+
+
+class ProposerWatch:
+    """Sums what proposers did for the requests that named them, and says of each at most once that it does not help."""
+
+    def __init__(self) -> None:
+        self._stats: dict[str, SpeculationStats] = {}
+        self._num_tokens: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def judge(self, outputs: Iterable[RequestOutput]) -> list[str]:
+        """Add requests that ended; the alarms that are new, in the order in which proposers were first asked.
+
+        Requests without drafts by their own wish do not count, nor do tokens of answers too short for a draft.
+        """
+        for output in outputs:
+            if output.num_speculative_tokens:
+                self._add(output)
+        found = {name: alarm(name, stats, self._num_tokens[name]) for name, stats in self._stats.items()}
+        new = {name: line for name, line in found.items() if line is not None and name not in self._told}
+        self._told.update(new)
+        return list(new.values())
+
+    def _add(self, output: RequestOutput) -> None:
+        stats = self._stats.setdefault(output.proposer, SpeculationStats())
+        self._num_tokens.setdefault(output.proposer, 0)
+        for sample in output.outputs:
+            stats.add(sample.speculation)
+            if len(sample.token_ids) > UNDRAFTED_TOKENS:
+                self._num_tokens[output.proposer] += len(sample.token_ids)

@@ -19,7 +19,6 @@ from specdec.eval.session import Answer, GroupTimes, Interrupted, Job, answer_al
 from specdec.types import SamplingParams, SpeculationParams
 
 CONCURRENCY = 16
-"""Prompts that the acceptance pass answers at once."""
 
 MIN_ROUNDS = 5
 """Of the curve T(M)."""
@@ -54,6 +53,8 @@ class Plan:
     timing_prompts: int
     """0: no times."""
     batch_sizes: tuple[int, ...]
+    concurrency: int = CONCURRENCY
+    """Prompts that the acceptance pass answers at once: few enough that the engine never has to cut a draft."""
     limit: int | None = None
     """What the prompts of each task were limited to, for the record."""
     skipped: tuple[str, ...] = ()
@@ -133,7 +134,9 @@ class _Measurement:
         self._variants = (PLAIN, *plan.variants)
         self._measured = Measured()
         self._passes = {
-            (temperature, variant): _part(f"acceptance, {variant}, T={temperature:g}", plan, len(plan.prompts))
+            (temperature, variant): _part(
+                f"acceptance, {variant}, T={temperature:g}", plan, len(plan.prompts), plan.concurrency
+            )
             for temperature in plan.temperatures
             for variant in self._variants
         }
@@ -162,8 +165,7 @@ class _Measurement:
         plan = self._plan
         jobs = {index: plan.job(index, variant, temperature, "acceptance") for index in range(len(plan.prompts))}
         answers = self._measured.answers[temperature, variant] = {}
-        concurrency = min(CONCURRENCY, self._engine.config.max_num_seqs)
-        answer_all(self._engine, jobs, concurrency, self._on_step, answers)
+        answer_all(self._engine, jobs, plan.concurrency, self._on_step, answers)
 
     def _take_times(self) -> None:
         """Every temperature's and batch size's groups, and the rounds of the curve between them."""
@@ -225,7 +227,7 @@ class _Measurement:
             raise Interrupted
 
 
-def _part(label: str, plan: Plan, num_answers: int, batch_size: int = CONCURRENCY) -> Part:
+def _part(label: str, plan: Plan, num_answers: int, batch_size: int) -> Part:
     """A step is taken to cost an eighth more for each sequence beside the first."""
     num_steps = num_answers * plan.max_tokens / batch_size
     return Part(label, num_answers, num_steps * (1 + (batch_size - 1) / 8))

@@ -42,12 +42,15 @@ def _heading(result: Result) -> str:
 
 def _acceptance(runs: Sequence[Run]) -> str:
     deepest = min(POSITIONS_SHOWN, max(len(run.overall.positions) for run in runs))
-    header = (*_RUN, "task", "prompts", "drafted", "accepted", "length", "95 % interval")
+    header = (*_RUN, "task", "prompts", "drafted", "accepted", "length", "95 % interval", "per step")
     rows: Rows = [(*header, *(f"P({position})" for position in range(1, deepest + 1)))]
     for run in runs:
         groups = (run.overall, *(run.tasks if len(run.tasks) > 1 else ()))
         rows += [(*_name(run, group is run.overall), *_figures(group, deepest)) for group in groups]
-    return "Acceptance; P(j): share of drafts with a position j whose token there was accepted\n" + align(rows)
+    words = (
+        "length: tokens per verified draft; per step: tokens per step, with a draft or without; P(j): share of drafts"
+    )
+    return f"Acceptance; {words}\nwith a position j whose token there was accepted\n{align(rows)}"
 
 
 def _figures(group: Group, deepest: int) -> tuple[str, ...]:
@@ -59,6 +62,7 @@ def _figures(group: Group, deepest: int) -> tuple[str, ...]:
         _percent(group.acceptance_rate.value),
         f"{group.mean_acceptance_length.value:.2f}",
         _interval(group.mean_acceptance_length),
+        f"{group.tokens_per_step:.2f}",
         *shares,
         *["-"] * (deepest - len(shares)),
     )
@@ -89,10 +93,10 @@ def _speeds(runs: Iterable[Run]) -> str:
                     _interval(speed.speedup),
                     "" if predicted is None else f"{predicted.predicted_speedup:.2f}",
                     "" if predicted is None else f"{100 * predicted.gap:+.0f} %",
-                    "" if predicted is None else f"{predicted.draft_cost:.3f}",
+                    "" if predicted is None else f"{predicted.draft_cost:.2g}",
                 )
             )
-    return "Speed; c: time of a draft / time of the target's forward pass\n" + align(rows) if len(rows) > 1 else ""
+    return "Speed. c: time of a draft / time of the target's forward pass\n" + align(rows) if len(rows) > 1 else ""
 
 
 def _per_token(timing: Timing) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.core.alarm import MIN_DRAFTS, MIN_TOKENS, alarm
-from specdec.types import SpeculationStats
+from specdec.core.alarm import MIN_DRAFTS, MIN_TOKENS, ProposerWatch, alarm
+from specdec.types import CompletionOutput, RequestOutput, SpeculationStats
 
 
 def counts(num_drafts: int, accepted_first: int) -> SpeculationStats:
@@ -51,3 +51,34 @@ def test_the_cause_fits_the_kind_of_proposer() -> None:
 
 def test_plain_decoding_never_alarms() -> None:
     assert alarm("none", SpeculationStats(), 10_000) is None
+
+
+def ended(proposer: str, num_tokens: int, *, samples: int = 1, k: int = 4, **counted: int) -> RequestOutput:
+    """A request that is done; each of its samples has the same tokens and counts."""
+    listed = [CompletionOutput(i, "", [7] * num_tokens) for i in range(samples)]
+    for sample in listed:
+        sample.speculation = counts(**counted) if counted else SpeculationStats()
+    return RequestOutput("r", None, [1], listed, True, proposer=proposer, num_speculative_tokens=k)
+
+
+def test_a_watch_sums_over_samples_requests_and_calls_and_tells_once() -> None:
+    watch = ProposerWatch()
+    assert watch.judge([ended("ngram", 20), ended("ngram", 10, samples=3)]) == []
+    (line,) = watch.judge([ended("ngram", 14)])
+    assert line == alarm("ngram", SpeculationStats(), 64)
+    assert watch.judge([ended("ngram", 100)]) == []
+    (other,) = watch.judge([ended("draft", 200, num_drafts=60, accepted_first=1)])
+    assert other == alarm("draft", counts(60, 1), 200)
+
+
+def test_a_watch_judges_only_who_was_asked() -> None:
+    watch = ProposerWatch()
+    assert watch.judge([ended("none", 1000), ended("ngram", 1000, k=0)]) == []
+    assert watch.judge([ended("ngram", 200, num_drafts=60, accepted_first=30)]) == []
+    assert len(watch.judge([ended("suffix", 500), ended("draft", 500)])) == 2
+
+
+def test_answers_too_short_for_a_draft_do_not_count() -> None:
+    watch = ProposerWatch()
+    assert watch.judge([ended("ngram", 2)] * 1000) == []
+    assert len(watch.judge([ended("ngram", 3)] * 22)) == 1
