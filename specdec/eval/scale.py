@@ -47,7 +47,7 @@ def scale(values: Iterable[float | None], axis: Axis, start: float, end: float) 
     known = [value for value in (*values, axis.low, axis.high) if value is not None and math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     if low == high:
-        low, high = low - 0.5, high + 0.5
+        low, high = (low, low + 1) if axis.low is not None else (low - 0.5, high + 0.5)
     step = _round_step((high - low) * TICK_DISTANCE / abs(end - start))
     if axis.whole:
         return Scale(low, high, max(step, 1.0), start, end)

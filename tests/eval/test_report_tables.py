@@ -97,9 +97,3 @@ def test_a_run_with_shorter_drafts_has_dashes_for_the_rest() -> None:
 )
 def test_whether_exactness_was_checked(exactness: Exactness, text: str) -> None:
     assert report_tables.checked(exactness) == text
-
-
-def test_lengths_of_drafts_that_never_occurred_are_left_out() -> None:
-    table = report_speed.draft_lengths(result())
-    assert [column.name for column in table.columns[3:]] == ["0 drafted", "2 drafted"]
-    assert [cell.text for cell in table.bodies[0][0][3:]] == ["29.7 %", "70.3 %"]

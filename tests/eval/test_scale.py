@@ -47,6 +47,7 @@ def test_a_whole_axis_ends_where_its_values_do() -> None:
 
 def test_one_value_stands_in_the_middle() -> None:
     assert scale([7], Axis("position", whole=True), 0.0, 100.0).at(7) == 50
+    assert scale([1], Axis("position", low=1, whole=True), 0.0, 100.0).at(1) == 0, "unless it is where the axis begins"
 
 
 @pytest.mark.parametrize(
