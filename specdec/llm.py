@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.core.alarm import ProposerWatch
 from specdec.engine import Engine, Prompt
 from specdec.types import RequestOutput, SamplingParams, SpeculationParams
 
@@ -53,6 +55,7 @@ class LLM:
         }
         self.engine = Engine.from_config(EngineConfig.from_mapping(options))
         self._num_requests = 0
+        self._watch = ProposerWatch()
 
     def generate(
         self,
@@ -67,7 +70,20 @@ class LLM:
         A prompt is text, {"prompt": ...}, {"prompt_token_ids": [...]} or a list of token ids. Lists of parameters,
         priorities or speculation settings must be as long as the list of prompts. ValueError before anything runs if
         any of them is wrong.
+
+        A proposer that never drafts, or whose drafts are hardly ever right, does not show in the answers: a
+        UserWarning tells of it, once for each proposer, when the calls so far are enough to judge by.
         """
+        return self._generate(prompts, sampling_params, priority, speculation)
+
+    def _generate(
+        self,
+        prompts: Prompt | Many[Prompt],
+        sampling_params: SamplingParams | Many[SamplingParams] | None,
+        priority: Many[int] | None,
+        speculation: SpeculationParams | Many[SpeculationParams] | None,
+    ) -> list[RequestOutput]:
+        """What `generate` and `chat` share; a warning names the line that called them."""
         if self.engine.has_unfinished_requests():
             raise ValueError("the engine has unfinished requests of its own; finish or abort them first")
         listed = _prompt_list(prompts)
@@ -84,11 +100,14 @@ class LLM:
                     request_id, listed[i], params[i], priority=priorities[i], speculation=settings[i]
                 )
                 ids.append(request_id)
-            return self._run(ids)
+            outputs = self._run(ids)
         except BaseException:
             for request_id in ids:
                 self.engine.abort(request_id)
             raise
+        for message in self._watch.judge(outputs):
+            warnings.warn(message, stacklevel=3)
+        return outputs
 
     def chat(
         self,
@@ -97,7 +116,10 @@ class LLM:
         *,
         speculation: SpeculationParams | Many[SpeculationParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or a list of them, through the model's chat template."""
+        """Answer one conversation (a list of messages) or a list of them, through the model's chat template.
+
+        Otherwise as `generate`.
+        """
         if not isinstance(messages, Many) or isinstance(messages, str | bytes):
             raise ValueError(f"messages must be a list of messages; got {type(messages).__name__}")
         if not messages:
@@ -107,7 +129,7 @@ class LLM:
         if tokenizer is None:
             raise ValueError("this engine has no tokenizer, and so no chat template")
         prompts = [{"prompt_token_ids": tokenizer.apply_chat_template(turns)} for turns in conversations]
-        return self.generate(prompts, sampling_params, speculation=speculation)
+        return self._generate(prompts, sampling_params, None, speculation)
 
     def _run(self, ids: Many[str]) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ import torch
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
-from specdec.proposers.base import ProposalInput, Proposer
+from specdec.proposers.base import ProposalInput, Proposer, TargetStates
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
@@ -82,6 +82,8 @@ class Runner:
         self.verifier = verifier
         self.device = device
         self._draft_probs: dict[tuple[str, int], torch.Tensor] = {}
+        self._states: dict[Sequence, TargetStates] = {}
+        self._aux_layers = tuple(sorted({layer for each in self.proposers.values() for layer in each.wants.aux_layers}))
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule, record: StepRecord) -> list[Verdict]:
@@ -91,6 +93,7 @@ class Runner:
         """
         for kv in (self.kv, *(cache for proposer in self.proposers.values() for cache in proposer.kv_caches)):
             kv.copy_blocks(schedule.block_copies)
+        self._states.clear()
         rows = tuple(self._with_draft_probs(row) for row in schedule.rows)
         try:
             return self._execute_rows(rows, record)
@@ -107,12 +110,47 @@ class Runner:
         with record.time("batch"):
             batch = Batch.build(Schedule(rows), self.kv.block_size, self.device)
         with record.time("forward"):
-            hidden = self.model.forward(batch, self.kv)
+            hidden, aux = self._forward(batch)
             logits = self.model.compute_logits(hidden[batch.logits_indices])
         with record.time("sample"):
             judged = iter(self._verify(logits, batch))
             verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
+            self._keep_states(batch, verdicts, hidden, aux, logits)
             return self._with_prompt_logprobs(verdicts, hidden, batch)
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """Final states, and the layers' inputs that some proposer wants."""
+        if not self._aux_layers:
+            return self.model.forward(batch, self.kv), {}
+        return self.model.forward_with_aux(batch, self.kv, self._aux_layers)
+
+    def _keep_states(
+        self,
+        batch: Batch,
+        verdicts: Many[Verdict],
+        hidden: torch.Tensor,
+        aux: Mapping[int, torch.Tensor],
+        logits: torch.Tensor,
+    ) -> None:
+        """Keep what proposers want of this step until the next one."""
+        at = 0
+        for row, verdict, first in zip(batch.rows, verdicts, batch.logits_start, strict=False):
+            wants = self.proposers[row.proposer].wants
+            if wants.states:
+                committed = row.num_scheduled_tokens - row.num_draft_tokens
+                index = _path_index(at, committed, verdict.accepted_path)
+                judged = slice(first, first + row.num_logits)
+                verified = wants.logits and bool(row.num_logits)
+                self._states[row.sequence] = TargetStates(
+                    start=row.start,
+                    num_tokens=committed + verdict.num_accepted,
+                    hidden=hidden[index] if wants.hidden else None,
+                    aux={layer: aux[layer][index] for layer in wants.aux_layers},
+                    judged=(row.sequence.token_ids[row.num_tokens - 1], *row.draft.token_ids) if verified else (),
+                    logits=logits[judged] if verified else None,
+                    path=verdict.accepted_path,
+                )
+            at += row.num_scheduled_tokens
 
     def _with_draft_probs(self, row: ScheduledRow) -> ScheduledRow:
         """Give a draft back the law it was drawn from, which never left this side."""
@@ -137,10 +175,18 @@ class Runner:
     @torch.inference_mode()
     def keep_paths(self, schedule: Schedule, verdicts: Many[Verdict]) -> None:
         """Make the KV of accepted paths contiguous, so that a tree leaves behind what plain decoding would."""
-        moves = path_moves(schedule.rows, verdicts, self.kv.block_size)
+        self._move_paths((self.kv,), schedule.rows, verdicts)
+        for name, proposer in self.proposers.items():
+            if proposer.kv_caches:
+                own = [i for i, row in enumerate(schedule.rows) if row.draft.has_kv and row.proposer == name]
+                self._move_paths(proposer.kv_caches, [schedule.rows[i] for i in own], [verdicts[i] for i in own])
+
+    def _move_paths(self, caches: Iterable[KVCache], rows: Many[ScheduledRow], verdicts: Many[Verdict]) -> None:
+        moves = path_moves(rows, verdicts, self.kv.block_size)
         if moves:
             slots_from, slots_to = torch.tensor(moves, device=self.device).unbind(-1)
-            self.kv.move(slots_from, slots_to)
+            for kv in caches:
+                kv.move(slots_from, slots_to)
 
     def _with_prompt_logprobs(self, verdicts: list[Verdict], hidden: torch.Tensor, batch: Batch) -> list[Verdict]:
         at = 0
@@ -176,19 +222,23 @@ class Runner:
                 continue
             asked = [lengths[i] for i in chosen]
             try:
-                proposed = proposer.propose([sequences[i] for i in chosen], ProposalInput(asked))
+                mine = [sequences[i] for i in chosen]
+                states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in mine]
+                proposed = proposer.propose(mine, ProposalInput(asked, states))
                 self._check_drafts(proposed, asked)
-                drafts.update(zip((sequences[i] for i in chosen), proposed, strict=True))
+                drafts.update(zip((sequences[i] for i in chosen), _named(proposed, name), strict=True))
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
                 drafts.update((sequences[i], None) for i in chosen)
         return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
 
-    def _check_drafts(self, drafts: Many[Draft], lengths: Many[int]) -> None:
+    def _check_drafts(self, drafts: Many[Draft | None], lengths: Many[int]) -> None:
         """What the contract promises and the target relies on; ValueError otherwise."""
         if len(drafts) != len(lengths):
             raise ValueError(f"{len(drafts)} drafts for {len(lengths)} sequences")
         for draft, length in zip(drafts, lengths, strict=True):
+            if draft is None:
+                continue
             _check_shape(draft)
             if draft.depth > length:
                 raise ValueError(f"a draft of {draft.depth} tokens where at most {length} were asked for")
@@ -209,11 +259,24 @@ class Runner:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a finished sequence."""
         self._draft_probs.pop(sequence.key, None)
+        self._states.pop(sequence, None)
         for name, proposer in self.proposers.items():
             try:
                 proposer.forget(sequence)
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed to forget a sequence: {error!r}", stacklevel=2)
+
+
+def _named(drafts: Many[Draft | None], name: str) -> list[Draft | None]:
+    """The drafts, those that do not say whose they are under the name of their proposer."""
+    return [replace(draft, proposer=name) if draft and draft.proposer == "none" else draft for draft in drafts]
+
+
+def _path_index(at: int, committed: int, path: Many[int]) -> slice | list[int]:
+    """The step's token rows of a row that begins at `at`: its committed tokens, then the accepted nodes."""
+    if list(path) == list(range(len(path))):
+        return slice(at, at + committed + len(path))
+    return [*range(at, at + committed), *(at + committed + node for node in path)]
 
 
 def _check_shape(draft: Draft) -> None:

@@ -196,6 +196,8 @@ class Request:
     num_speculative_tokens: int = 0
     draft_kv: str | None = None
     """The proposer that keeps KV of its own for this request's tokens, if one does."""
+    num_lookahead_tokens: int | None = None
+    """Slots past its last token that such a proposer may write; None: as many as the draft may be long."""
     stop_token_ids: frozenset[int] = frozenset()
     """Every id that ends a sample with reason "stop", end-of-sequence included unless ignored."""
     eos_token_ids: frozenset[int] = frozenset()
@@ -213,13 +215,16 @@ class Draft:
     for a child of the last committed token. Siblings are tried in the order of their indices, and hold different
     tokens. `draft_probs` is None for a deterministic draft, else float [k, vocab] on the device: row i is exactly the
     law that `token_ids[i]` was drawn from. Siblings are drawn without replacement: row i is the law BEFORE the tokens
-    of node i's earlier siblings are removed from it, and node i is drawn from what is left, renormalised.
+    of node i's earlier siblings are removed from it, and node i is drawn from what is left, renormalised. With `has_kv`
+    the proposer's own KV holds every node that has children as it would be computed anew, node i in the i-th slot after
+    the last committed token.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
     draft_probs: Any = None
     proposer: str = "none"
+    has_kv: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -238,6 +243,19 @@ class Draft:
     def depth(self) -> int:
         """The longest path: the most tokens that can be accepted."""
         return max(self.depths, default=0)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Slots after the last committed token that the proposer's own KV fills for good."""
+        if not self.has_kv or not self.token_ids:
+            return 0
+        return len(self.token_ids) - 1 if self.parents is None else max(self.parents) + 1
+
+    def num_kept_tokens(self, path: Sequence[int]) -> int:
+        """How many nodes of an accepted path, from the first on, the proposer's own KV holds for good."""
+        if not self.has_kv or not path:
+            return 0
+        return len(path) if self.children(path[-1]) else len(path) - 1
 
     def children(self, node: int) -> list[int]:
         """The nodes that hang under `node`, or under the last committed token for -1, in order."""
@@ -258,6 +276,7 @@ class Draft:
             None if self.parents is None else self.parents[:length],
             None if self.draft_probs is None else self.draft_probs[:length],
             self.proposer,
+            self.has_kv,
         )
 
 

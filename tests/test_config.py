@@ -14,7 +14,7 @@ from specdec.config import (
     check_verifier,
     unknown_name,
 )
-from specdec.proposers.base import check_settings
+from specdec.proposers.registry import check_settings
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 

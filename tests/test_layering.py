@@ -126,6 +126,7 @@ def test_imports_only_from_below(module: str, path: Path) -> None:
         ("specdec.core.made_up", "def f():\n    import torch.nn"),
         ("specdec.core.made_up", "from torch import Tensor"),
         ("specdec.models.made_up", "from specdec.sampling import rng"),
+        ("specdec.eval.made_up", "from specdec.cli.errors import say"),
         ("specdec.kernels.made_up", "from specdec.types import Draft"),
         ("specdec.types", "from specdec.config import EngineConfig"),
         ("specdec.made_up", "import os"),
@@ -144,6 +145,7 @@ def test_a_violation_is_found(module: str, source: str) -> None:
         ("specdec.core.made_up", "import os, hashlib\n'see specdec.engine for more'"),
         ("specdec.config", "from specdec.types import MAX_SPECULATIVE_TOKENS"),
         ("specdec.cli.made_up", "from specdec import __version__\nfrom specdec.engine import Engine"),
+        ("specdec.cli.made_up", "from specdec.eval.results import Result"),
         ("specdec.models.made_up", "import torch\nfrom specdec.step import batch"),
     ],
 )

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def llm(folder: Path) -> LLM:
     return LLM(
         str(folder),
@@ -149,3 +149,33 @@ def test_bad_options_are_one_line(folder: Path, options: dict, message: str) -> 
         LLM(**{"model": str(folder), **options})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def idle(folder: Path) -> LLM:
+    """A model whose n-grams are too long to be found again."""
+    settings = {"method": "ngram", "prompt_lookup_min": 16, "prompt_lookup_max": 16}
+    return LLM(str(folder), speculative_config=settings, kv_cache_tokens=1024)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_proposer_that_does_not_help_is_warned_of_once_where_it_is_called(folder: Path, turns: bool) -> None:
+    llm = idle(folder)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+    def call() -> None:
+        if turns:
+            llm.chat([{"role": "user", "content": "hi"}], params)
+        else:
+            llm.generate("abc", params)
+
+    call()  # too few tokens to judge by
+    with pytest.warns(UserWarning, match="proposer ngram drafted nothing in 80 generated tokens") as told:
+        call()
+    assert [warning.filename for warning in told] == [__file__]
+    call()
+
+
+def test_a_proposer_that_nobody_asks_for_is_not_judged(folder: Path) -> None:
+    llm = idle(folder)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    llm.generate(["abc", "abcd"], params, speculation=SpeculationParams("none"))

@@ -81,6 +81,15 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
+def test_the_readmes_proposer_is_the_example_and_short() -> None:
+    """The file is what the tests of proposers run."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
+    example = (ROOT / "examples" / "phrases_proposer.py").read_text("utf-8")
+    assert example in blocks
+    assert len(example.splitlines()) <= 30
+
+
 @in_a_checkout
 def test_no_file_names_a_path_of_one_machine() -> None:
     assert lines_with(MACHINE_PATH) == []

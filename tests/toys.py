@@ -21,7 +21,7 @@ from specdec.core.sequence import Sequence
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
 from specdec.kernels.reference import visible_entries
-from specdec.proposers.base import DraftModel, ProposalInput, Proposer
+from specdec.proposers.base import NOTHING, DraftModel, ProposalInput, Proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.tokenizer import Tokenizer
@@ -116,6 +116,12 @@ class ScriptedModel:
                     hidden[i] = self.logits(prefix)
         return hidden
 
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Many[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        hidden = self.forward(batch, kv)
+        return hidden, dict.fromkeys(aux_layers, hidden)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
@@ -124,6 +130,7 @@ class OracleProposer:
     """Knows the greedy continuation; right for `correct` tokens of each draft, then wrong."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, model: ScriptedModel, correct: int) -> None:
         self.model, self.correct = model, correct
@@ -146,6 +153,7 @@ class RandomProposer:
     """Drafts noise: tokens that depend on the position and a salt, and on nothing that is true."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, vocab_size: int, salt: int = 0) -> None:
         self.vocab_size, self.salt = vocab_size, salt
@@ -166,6 +174,7 @@ class SelfProposer:
     """The target as its own draft model: samples from the target's own law and reports it (`draft_probs`)."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, model: ScriptedModel) -> None:
         self.model = model

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import ProposalInput
+from specdec.proposers.base import NOTHING, ProposalInput
 from specdec.types import Draft
 from tests.toys import ScriptedModel
 
@@ -33,6 +33,7 @@ class OracleTree:
     """The greedy path for `correct` tokens, each after a wrong sibling that has a child of its own."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, model: ScriptedModel, correct: int) -> None:
         self.model, self.correct = model, correct
@@ -74,6 +75,7 @@ class RandomTree:
     """Any shape, tokens that depend on nothing that is true; with `every` above 1 only some drafts are trees."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, vocab_size: int, most: int = 12, every: int = 1) -> None:
         self.vocab_size, self.most, self.every = vocab_size, most, every
@@ -102,6 +104,7 @@ class SelfTree:
     """The target's own law: at each node of the first path `width` children, drawn without replacement and reported."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, model: ScriptedModel, width: int = 2) -> None:
         self.model, self.width = model, width

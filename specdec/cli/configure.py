@@ -12,8 +12,9 @@ from typing import Any
 
 from specdec.cli.parsing import parse_json, parse_yaml
 from specdec.cli.prompts import Prompt
-from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.proposers.base import check_settings
+from specdec.config import EngineConfig, SpeculativeConfig, unknown_name
+from specdec.proposers.outside import is_outside
+from specdec.proposers.registry import PROPOSERS, check_settings
 from specdec.types import SpeculationParams
 
 DEFAULT_PROPOSER = "ngram"
@@ -125,10 +126,22 @@ def _with_draft(entry: SpeculativeConfig, draft_settings: Mapping[str, Any]) -> 
 
 
 def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> SpeculationParams:
-    """The proposer and draft length of a prompt: its own, else the engine's; `default_k` for proposers not listed."""
+    """The proposer and draft length of a prompt: its own, else the engine's; `default_k` for proposers not listed.
+
+    A prompt may name a proposer that is built in or that the configuration lists: what code is loaded is not for
+    a file of prompts to say.
+    """
     proposer = prompt.proposer
     if proposer is None:
         proposer = config.speculative[0].method if config.speculative else "none"
+    listed = [entry.method for entry in config.speculative]
+    if proposer not in PROPOSERS and proposer not in listed:
+        if is_outside(proposer):
+            raise ValueError(
+                f"the proposer {proposer!r} is from outside and not loaded; name it in --proposer, "
+                "--speculative-config or --config too"
+            )
+        raise ValueError(unknown_name("proposer", proposer, [*PROPOSERS, *listed]))
     k = prompt.num_speculative_tokens
     if k is None:
         k = next((s.num_speculative_tokens for s in config.speculative if s.method == proposer), default_k)
@@ -142,5 +155,7 @@ def cover(config: EngineConfig, asked: SpeculationParams) -> EngineConfig:
     assert k is not None
     listed = {entry.method: entry for entry in config.speculative} or {"none": SpeculativeConfig()}
     known = listed.get(method, SpeculativeConfig(method, k))
+    if method not in listed:
+        check_settings(known)
     listed[method] = replace(known, num_speculative_tokens=max(k, known.num_speculative_tokens))
     return replace(config, speculative=() if set(listed) == {"none"} else tuple(listed.values()))

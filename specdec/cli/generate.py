@@ -19,6 +19,7 @@ from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, from_argument, from_file, without_template
 from specdec.cli.run import Outcome, run, submit
 from specdec.config import EngineConfig, calm_threads, check_verifier
+from specdec.core.alarm import ProposerWatch
 from specdec.types import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def _command() -> GroupedCommand:
         callback=_callback,
         short_help="Generate text, verifying a draft in every step.",
         help="Generate an answer to each PROMPT, all in one batch; the answers come in input order. A lone answer is "
-        "shown as it comes. One line of statistics on standard error ends the run.",
+        "shown as it comes. One line of statistics on standard error ends the run, after a warning about any "
+        "proposer that never drafted or whose drafts were hardly ever right.",
         epilog=EXAMPLES,
     )
     command.groups = groups
@@ -257,6 +259,8 @@ def _conclude(outcome: Outcome, prompts: Sequence[Prompt], options: GenerateOpti
     if outcome.interrupted and not options.quiet:
         say(f"interrupted; {len(outcome.finished)} of {len(prompts)} prompts finished")
     if not options.quiet:
+        for message in ProposerWatch().judge(outcome.outputs):
+            say(f"warning: {message}")
         say(statistics(outcome.outputs, seconds))
     if outcome.interrupted:
         return INTERRUPTED

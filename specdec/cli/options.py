@@ -9,7 +9,7 @@ import click
 
 from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER
 from specdec.config import DTYPES, VERIFIERS, EngineConfig
-from specdec.proposers.base import PROPOSERS
+from specdec.proposers.registry import PROPOSERS
 from specdec.types import SamplingParams
 
 DEFAULT_TEMPERATURE = 0.0
@@ -95,8 +95,8 @@ def _prompt_options() -> tuple[click.Option, ...]:
             "--prompts-file",
             metavar="FILE",
             help="JSON lines, taken after any PROMPT; - is standard input. A line is an object with one of prompt, "
-            "messages and prompt_token_ids; it may set raw, any sampling parameter, proposer and "
-            "num_speculative_tokens for itself.",
+            "messages and prompt_token_ids; it may set raw, any sampling parameter, proposer (one from outside only "
+            "if options or the config load it) and num_speculative_tokens for itself.",
         ),
         _flag("--raw", help="Give prompts to the model as they are, without its chat template."),
         _text(
@@ -132,7 +132,8 @@ def _speculation_options() -> tuple[click.Option, ...]:
             "--proposer",
             metavar="NAME",
             default=DEFAULT_PROPOSER,
-            help=f"What guesses the draft: {_or(sorted(PROPOSERS))}. none is plain decoding.",
+            help=f"What guesses the draft: {_or(sorted(PROPOSERS))}. none is plain decoding. One from outside has the "
+            "name that its package gives it, or is a class, package.module:Class.",
         ),
         _integer(
             "--num-speculative-tokens", "-k", default=DEFAULT_NUM_SPECULATIVE_TOKENS, help="Longest draft of a step."

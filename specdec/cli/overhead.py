@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,8 @@ from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
-from specdec.proposers.base import ProposalInput, build_proposer
+from specdec.proposers.base import ProposalInput
+from specdec.proposers.registry import build_proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.types import Request, SamplingParams
@@ -112,6 +113,12 @@ class NullModel:
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         return (2 * batch.token_ids + leaps(batch.positions)).to(torch.float32)[:, None]
+
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        hidden = self.forward(batch, kv)
+        return hidden, dict.fromkeys(aux_layers, hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._logits[: len(hidden)]

@@ -12,7 +12,6 @@ import click
 from specdec.cli.errors import bad_input
 from specdec.cli.parsing import check_unicode, parse_json
 from specdec.config import unknown_name
-from specdec.proposers.base import PROPOSERS
 from specdec.types import SamplingParams, SpeculationParams
 
 if TYPE_CHECKING:
@@ -103,8 +102,6 @@ def _from_mapping(line: Mapping[str, Any], defaults: Mapping[str, Any], origin: 
         raise ValueError("messages need the chat template, and raw leaves it out; give a prompt, or drop raw")
     params = SamplingParams(**{**defaults, **{key: line[key] for key in SAMPLING_KEYS if key in line}})
     speculation = SpeculationParams(line.get("proposer"), line.get("num_speculative_tokens"))
-    if speculation.proposer is not None and speculation.proposer not in PROPOSERS:
-        raise ValueError(unknown_name("proposer", speculation.proposer, PROPOSERS))
     return Prompt(content, params, origin, own_raw, speculation.proposer, speculation.num_speculative_tokens)
 
 

@@ -33,6 +33,11 @@ class ScheduledRow:
         object.__setattr__(self, "num_tokens", self.sequence.num_tokens)
 
     @property
+    def proposer(self) -> str:
+        """The proposer that the request names."""
+        return self.sequence.request.proposer
+
+    @property
     def num_draft_tokens(self) -> int:
         return len(self.draft)
 
@@ -254,7 +259,7 @@ class Scheduler:
                 sequence.draft = draft
             if sequence.request.draft_kv is not None:
                 if draft is not None:
-                    drafted = sequence.num_tokens + len(draft) - 1
+                    drafted = sequence.num_tokens + draft.num_kv_tokens
                     sequence.num_draft_computed_tokens = drafted if draft else sequence.num_computed_tokens
                     self.blocks.commit(sequence)
                 if sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1:
@@ -292,8 +297,9 @@ class Scheduler:
         sequence.num_computed_tokens = row.end - num_rejected
         sequence.draft = EMPTY_DRAFT
         ended = self._append(sequence, row.draft, verdict)
-        # The token that follows the accepted ones was no draft's; whatever the draft computed from there on is wrong.
-        sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, sequence.num_tokens - 1)
+        # Whatever the draft's KV holds behind the accepted path belongs to tokens that were rejected.
+        kept = row.num_tokens + row.draft.num_kept_tokens(verdict.accepted_path)
+        sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, kept)
         self.blocks.commit(sequence)
         if ended or sequence.request.draft_kv is None or sequence.num_output_tokens > 1:
             self._release_forks(sequence)

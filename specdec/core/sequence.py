@@ -86,7 +86,11 @@ class Sequence:
     @property
     def num_lookahead_tokens(self) -> int:
         """Slots past a step's span that its proposer writes before the next one is scheduled."""
-        return 0 if self.request.draft_kv is None else self.request.num_speculative_tokens
+        request = self.request
+        if request.draft_kv is None:
+            return 0
+        slots = request.num_lookahead_tokens
+        return request.num_speculative_tokens if slots is None else slots
 
     @property
     def is_finished(self) -> bool:

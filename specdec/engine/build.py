@@ -10,16 +10,19 @@ import torch
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine.checkpoints import open_model
-from specdec.engine.draft_models import load_draft_models
+from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
 from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
 from specdec.models.decoder import Decoder
-from specdec.models.loader import load_model
-from specdec.proposers.base import DraftModel, Proposer, ProposerContext, build_proposer, check_settings
+from specdec.models.eagle import EagleHead
+from specdec.models.loader import prepare_model
+from specdec.models.medusa import MedusaHead
+from specdec.proposers.base import Drafter, Proposer, ProposerContext, Wants
+from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
-from specdec.step.kv_cache import KVCache
+from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.memory import available_host_memory, plan_memory
 from specdec.step.model import Model
 from specdec.tokenizer import Tokenizer
@@ -42,7 +45,7 @@ class LoadedModels:
     tokenizer: Tokenizer
     kernels: Kernels
     device: torch.device
-    draft_models: Mapping[str, DraftModel]
+    draft_models: Mapping[str, Drafter]
     """By method."""
 
     def engine(self, config: EngineConfig) -> Engine:
@@ -68,10 +71,11 @@ def load_models(config: EngineConfig, progress: Callable[[str], None] | None = N
     device = torch.device("cpu")
     kernels = choose_backend(device.type)
     checkpoint, tokenizer = open_model(config.model, progress)
-    model = load_model(
-        checkpoint, dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
-    )
-    drafts = load_draft_models(config, model, tokenizer, kernels=kernels, device=device, progress=progress)
+    prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
+    opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
+    # Names, files and vocabularies are right: only now are weights read.
+    model = prepared.load(dtype=config.dtype, device=device)
+    drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
     decoders = [model, *(draft.model for draft in drafts.values() if isinstance(draft.model, Decoder))]
     facts = TargetFacts(
         vocab_size=checkpoint.config.vocab_size,
@@ -102,7 +106,7 @@ def assemble(
     *,
     kernels: Kernels | None = None,
     device: torch.device | None = None,
-    draft_models: Mapping[str, DraftModel] | None = None,
+    draft_models: Mapping[str, Drafter] | None = None,
     proposers: Mapping[str, Proposer] | None = None,
 ) -> Engine:
     """An engine around models that are already there.
@@ -113,12 +117,13 @@ def assemble(
     kernels = kernels if kernels is not None else choose_backend(device.type)
     drafts = dict(draft_models or {})
     layout = model.kv_layout()
-    lengths = draft_lengths(config)
-    law_bytes = 2 * config.max_num_seqs * sum(lengths[method] for method in drafts) * facts.vocab_size * 8
+    nodes = _nodes(config, proposers or {})
+    law_bytes = 2 * config.max_num_seqs * sum(nodes[method] for method in drafts) * facts.vocab_size * 8
     available = available_host_memory()
     memory = plan_memory(
-        [layout, *(draft.model.kv_layout() for draft in drafts.values())],
+        [layout, *(own for draft in drafts.values() for own in _kv_layouts(draft))],
         block_size=config.block_size,
+        state_bytes_per_block=sum(_state_bytes(draft) for draft in drafts.values()),
         available_bytes=available,
         budget_bytes=int(available * config.gpu_memory_utilization) + facts.weight_bytes,
         kv_cache_tokens=config.kv_cache_tokens,
@@ -126,7 +131,7 @@ def assemble(
         weight_bytes=facts.weight_bytes,
         draft_bytes=sum(draft.weight_bytes for draft in drafts.values()),
         activation_bytes=facts.activation_bytes,
-        logits_bytes=2 * config.max_num_seqs * (max(lengths.values()) + 1) * facts.vocab_size * 4 + law_bytes,
+        logits_bytes=2 * config.max_num_seqs * (max(nodes.values()) + 1) * facts.vocab_size * 4 + law_bytes,
     )
     context = ProposerContext(
         vocab_size=facts.vocab_size,
@@ -136,11 +141,12 @@ def assemble(
         verifier=config.verifier,
         kernels=kernels,
         device=device,
+        tokenizer=tokenizer,
     )
     runner = Runner(
         model,
         KVCache(layout, memory.num_blocks, config.block_size, device),
-        _load_proposers(config, context, drafts, proposers or {}),
+        _load_proposers(config, context, layout.num_layers, drafts, proposers or {}),
         kernels,
         vocab_size=facts.vocab_size,
         verifier=config.verifier,
@@ -149,10 +155,32 @@ def assemble(
     return Engine(config, runner, facts, memory, tokenizer)
 
 
+def _kv_layouts(draft: Drafter) -> list[KVLayout]:
+    """The KV of its own that a drafter keeps for every token."""
+    if isinstance(draft, MedusaHead):
+        return []
+    return [draft.kv_layout() if isinstance(draft, EagleHead) else draft.model.kv_layout()]
+
+
+def _state_bytes(draft: Drafter) -> int:
+    """Bytes that a drafter keeps for every block: a head, the feature of its last token."""
+    return draft.hidden_size * draft.dtype.itemsize if isinstance(draft, EagleHead) else 0
+
+
+def _nodes(config: EngineConfig, given: Mapping[str, Proposer]) -> dict[str, int]:
+    """By method the most nodes that a draft may have, and so the rows of logits beside the first."""
+    nodes = draft_lengths(config)
+    for entry in config.speculative:
+        if entry.method not in given:
+            nodes[entry.method] = num_nodes(entry)
+    return nodes
+
+
 def _load_proposers(
     config: EngineConfig,
     context: ProposerContext,
-    draft_models: Mapping[str, DraftModel],
+    num_layers: int,
+    draft_models: Mapping[str, Drafter],
     given: Mapping[str, Proposer],
 ) -> dict[str, Proposer]:
     """The configured proposers by method; "none" is always among them."""
@@ -161,6 +189,19 @@ def _load_proposers(
         if entry.method in given:
             loaded[entry.method] = given[entry.method]
         else:
-            own = replace(context, draft_model=draft_models.get(entry.method))
+            k = entry.num_speculative_tokens
+            own = replace(
+                context, method=entry.method, num_speculative_tokens=k, draft_model=draft_models.get(entry.method)
+            )
             loaded[entry.method] = build_proposer(entry, own)
+            _check_wants(entry.method, loaded[entry.method].wants, num_layers)
     return loaded
+
+
+def _check_wants(method: str, wants: Wants, num_layers: int) -> None:
+    for layer in wants.aux_layers:
+        if not 0 <= layer <= num_layers:
+            raise ValueError(
+                f"the proposer {method!r} wants the states before layer {layer}; the model's layers are 0 to "
+                f"{num_layers - 1}, and {num_layers} stands for the last one's output"
+            )

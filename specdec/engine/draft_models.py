@@ -1,66 +1,103 @@
-"""The models that draft: found, checked against the target, and loaded, before the memory is shared out."""
+"""The models that draft, in two stages around the loading of the target.
+
+`open_draft_models` finds what is to draft and checks it against the target as far as can be without weights, so that a
+wrong name, vocabulary or file is refused at once. Loading comes after the target, which some share weights with, and
+before the memory is shared out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from specdec.config import EngineConfig
 from specdec.engine.checkpoints import open_model
-from specdec.kernels import Kernels
 from specdec.models.decoder import Decoder
-from specdec.models.loader import load_model
-from specdec.proposers.base import DraftModel, check_settings
+from specdec.models.loader import PreparedModel, prepare_model
+from specdec.proposers.base import Drafter, DraftModel
 from specdec.proposers.draft_model import METHOD, DraftModelSettings
+from specdec.proposers.registry import check_settings
 from specdec.tokenizer import Tokenizer
 
-
-def load_draft_models(
-    config: EngineConfig,
-    target: Decoder,
-    tokenizer: Tokenizer,
-    *,
-    kernels: Kernels,
-    device: torch.device,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, DraftModel]:
-    """By method, the model of each configured proposer that has one. ValueError for what does not fit the target."""
-    loaded = {}
-    for entry in config.speculative:
-        if entry.method == METHOD:
-            settings: DraftModelSettings = check_settings(entry)
-            if settings.num_draft_layers is not None:
-                loaded[METHOD] = _own_layers(target, settings.num_draft_layers)
-            else:
-                assert settings.model is not None
-                loaded[METHOD] = _separate_model(
-                    settings.model, config, target, tokenizer, kernels=kernels, device=device, progress=progress
-                )
-    return loaded
+Progress = Callable[[str], None]
 
 
-def _own_layers(target: Decoder, count: int) -> DraftModel:
-    if count > target.config.num_layers:
-        raise ValueError(f"num_draft_layers ({count}) is more than the {target.config.num_layers} layers of the model")
-    return DraftModel(target.first_layers(count), target.config.vocab_size, target.max_model_len)
+class OpenDraft(Protocol):
+    """What is to draft: found and checked, its weights not read."""
+
+    def load(self, target: Decoder, *, dtype: str, device: torch.device) -> Drafter:
+        """The model or head itself, beside the loaded target. `dtype` "auto" keeps the checkpoint's own."""
+        ...
 
 
-def _separate_model(
-    name: str,
-    config: EngineConfig,
-    target: Decoder,
-    tokenizer: Tokenizer,
-    *,
-    kernels: Kernels,
-    device: torch.device,
-    progress: Callable[[str], None] | None,
-) -> DraftModel:
-    checkpoint, own_tokenizer = open_model(name, progress)
-    check_vocabularies(tokenizer, own_tokenizer, name)
-    longest = min(target.max_model_len, checkpoint.config.max_position_embeddings)
-    model = load_model(checkpoint, dtype=config.dtype, device=device, kernels=kernels, max_model_len=longest)
-    return DraftModel(model, checkpoint.config.vocab_size, longest, model.weight_bytes)
+def open_draft_models(
+    config: EngineConfig, target: Decoder, tokenizer: Tokenizer, progress: Progress | None = None
+) -> dict[str, OpenDraft]:
+    """By method, what drafts for each configured proposer that needs a model. ValueError for what does not fit.
+
+    Of the `target` only the config and the limits are looked at: its parameters may still be on the meta device.
+    """
+    return {
+        entry.method: OPENERS[entry.method](check_settings(entry), target, tokenizer, progress)
+        for entry in config.speculative
+        if entry.method in OPENERS
+    }
+
+
+def _open_draft(
+    settings: DraftModelSettings, target: Decoder, tokenizer: Tokenizer, progress: Progress | None
+) -> OpenDraft:
+    if settings.num_draft_layers is not None:
+        return OwnLayers.open(settings.num_draft_layers, target)
+    assert settings.model is not None
+    return SeparateModel.open(settings.model, target, tokenizer, progress)
+
+
+OPENERS: dict[str, Callable[[Any, Decoder, Tokenizer, Progress | None], OpenDraft]] = {METHOD: _open_draft}
+"""Method -> from its settings, the target and its tokenizer to what drafts. A head that needs the target's weights or
+hidden states opens its files here too, and meets the target in `load`."""
+
+
+@dataclass(frozen=True)
+class OwnLayers:
+    """The target's own first `count` layers."""
+
+    count: int
+
+    @staticmethod
+    def open(count: int, target: Decoder) -> OwnLayers:
+        layers = target.config.num_layers
+        if count > layers:
+            raise ValueError(f"num_draft_layers ({count}) is more than the {layers} layers of the model")
+        return OwnLayers(count)
+
+    def load(self, target: Decoder, *, dtype: str, device: torch.device) -> DraftModel:
+        return DraftModel(target.first_layers(self.count), target.config.vocab_size, target.max_model_len)
+
+
+@dataclass(frozen=True)
+class SeparateModel:
+    """A second model with the target's tokenizer."""
+
+    prepared: PreparedModel
+
+    @staticmethod
+    def open(name: str, target: Decoder, tokenizer: Tokenizer, progress: Progress | None) -> SeparateModel:
+        try:
+            checkpoint, own_tokenizer = open_model(name, progress)
+            longest = min(target.max_model_len, checkpoint.config.max_position_embeddings)
+            prepared = prepare_model(checkpoint, kernels=target.kernels, max_model_len=longest)
+        except ValueError as error:
+            raise ValueError(f"the draft model {name}: {error}") from None
+        check_vocabularies(tokenizer, own_tokenizer, name)
+        return SeparateModel(prepared)
+
+    def load(self, target: Decoder, *, dtype: str, device: torch.device) -> DraftModel:
+        model = self.prepared.load(dtype=dtype, device=device)
+        return DraftModel(model, model.config.vocab_size, model.max_model_len, model.weight_bytes)
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, name: str) -> None:

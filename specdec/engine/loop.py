@@ -75,7 +75,7 @@ class Engine:
             facts,
             tokenizer,
             pool_tokens=memory.num_blocks * config.block_size,
-            kv_owners=frozenset(name for name, proposer in runner.proposers.items() if proposer.kv_caches),
+            kv_owners={name: each.wants.num_slots for name, each in runner.proposers.items() if each.kv_caches},
         )
         self.scheduler = Scheduler(
             BlockManager(memory.num_blocks, config.block_size, config.enable_prefix_caching),

@@ -43,13 +43,14 @@ class RequestBuilder:
         tokenizer: Tokenizer | None,
         *,
         pool_tokens: int,
-        kv_owners: frozenset[str] = frozenset(),
+        kv_owners: Mapping[str, int | None] | None = None,
     ) -> None:
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
         self.pool_tokens = pool_tokens
-        self.kv_owners = kv_owners
+        self.kv_owners = dict(kv_owners or {})
+        """Proposers with KV of their own, and how many slots their drafts take there; None: a chain's."""
         self.proposers = draft_lengths(config)
         self.default_proposer = config.speculative[0].method if config.speculative else "none"
 
@@ -89,6 +90,7 @@ class RequestBuilder:
             proposer=proposer,
             num_speculative_tokens=length,
             draft_kv=proposer if proposer in self.kv_owners and self._may_draft(params, length) else None,
+            num_lookahead_tokens=self._num_lookahead_tokens(proposer, length),
             stop_token_ids=stops | eos,
             eos_token_ids=eos,
             min_tokens_ban=(stops | eos) if params.min_tokens else frozenset(),
@@ -175,6 +177,11 @@ class RequestBuilder:
                 "give the proposer more in speculative_config"
             )
         return name, length
+
+    def _num_lookahead_tokens(self, proposer: str, length: int) -> int:
+        """Slots for the last committed token and what is computed of a draft behind it: of a chain, all but the end."""
+        slots = self.kv_owners.get(proposer)
+        return length if slots is None else min(length, 1) * (1 + slots)
 
     @staticmethod
     def _may_draft(params: SamplingParams, length: int) -> bool:

@@ -1,1 +1,1 @@
-"""What is measured and checked on whole engines: losslessness against plain decoding of the same engine."""
+"""Whole engines, measured and checked against their own plain decoding: what proposers gain, and that nothing is lost."""

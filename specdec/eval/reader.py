@@ -61,6 +61,11 @@ class _Listener:
         self._texts = [tuple(row.sequence.token_ids) for row in batch.rows if row.num_logits]
         return self._inner.forward(batch, kv)
 
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Many[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        raise AssertionError("an engine without proposers wants nothing of its layers")
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._inner.compute_logits(hidden)
         for text, row in zip(self._texts, logits, strict=True):

@@ -19,7 +19,7 @@ from specdec.core.sequence import Sequence
 from specdec.engine import Engine
 from specdec.eval.driving import BrokenOff
 from specdec.eval.places import place
-from specdec.proposers.base import ProposalInput, Proposer
+from specdec.proposers.base import ProposalInput, Proposer, Wants
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.model import Model
@@ -88,17 +88,27 @@ class Witness:
         self._proposals: dict[Key, _Proposal] = {}
         self._pending: dict[Key, ScheduledRow] = {}
 
-    def propose(self, sequences: Many[Sequence], drafts: Many[Draft]) -> None:
+    def propose(self, sequences: Many[Sequence], drafts: Many[Draft | None]) -> None:
         """A proposer made these drafts."""
         for sequence, draft in zip(sequences, drafts, strict=True):
-            self._proposals[sequence.key] = _Proposal(draft, sequence.num_tokens, sequence.num_preemptions)
+            if draft is not None:
+                self._proposals[sequence.key] = _Proposal(draft, sequence.num_tokens, sequence.num_preemptions)
 
-    def verify(self, row: ScheduledRow) -> None:
-        """The target is given this row, which has a draft."""
-        fault = self._stale(row)
-        if fault is not None:
-            self.faults[fault] = None
-        self._pending[row.sequence.key] = row
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._proposals.pop(sequence.key, None)
+
+    def step(self, batch: Batch) -> None:
+        """The target is given this batch."""
+        if self.breaks_off:
+            self.breaks_off = False
+            raise BrokenOff
+        for row in batch.rows:
+            if row.num_draft_tokens:
+                fault = self._stale(row)
+                if fault is not None:
+                    self.faults[fault] = None
+                self._pending[row.sequence.key] = row
 
     def _stale(self, row: ScheduledRow) -> str | None:
         made, draft, position = self._proposals.get(row.sequence.key), row.draft, row.num_tokens
@@ -188,13 +198,14 @@ class _SeenModel:
         self._witness = witness
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        if self._witness.breaks_off:
-            self._witness.breaks_off = False
-            raise BrokenOff
-        for row in batch.rows:
-            if row.num_draft_tokens:
-                self._witness.verify(row)
+        self._witness.step(batch)
         return self._inner.forward(batch, kv)
+
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Many[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self._witness.step(batch)
+        return self._inner.forward_with_aux(batch, kv, aux_layers)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._inner.compute_logits(hidden)
@@ -214,7 +225,11 @@ class _SeenProposer:
     def kv_caches(self) -> Many[KVCache]:
         return self._inner.kv_caches
 
-    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
+    @property
+    def wants(self) -> Wants:
+        return self._inner.wants
+
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> Many[Draft | None]:
         try:
             drafts = self._inner.propose(sequences, inp)
         except Exception as error:
@@ -224,4 +239,5 @@ class _SeenProposer:
         return drafts
 
     def forget(self, sequence: Sequence) -> None:
+        self._witness.forget(sequence)
         self._inner.forget(sequence)

@@ -64,13 +64,16 @@ class Kernels(Protocol):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        first_entry: int = 0,
     ) -> torch.Tensor:
         """Ragged attention of the step's tokens over their rows' cached keys, this step's included.
 
         query [T, H, D]; caches [N, S, G, D]; the rest as in `specdec.step.Batch`. Entry t of a row with C committed
         entries is visible to a query at position p if t < C and t <= p, or if t >= C and bit t - C of the query's
-        ancestor mask is set. With a sliding window W also the entry's position must be above p - W (draft nodes
-        have the positions of their own queries). `soft_cap` c turns a score s into c * tanh(s / c). -> [T, H, D]
+        ancestor mask is set. With a sliding window W also the entry's position must be above p - W (of a draft node
+        seen, C plus the number of bits set below its own). `soft_cap` c turns a score s into c * tanh(s / c). Entries
+        before `first_entry` are invisible to everybody and may hold anything, NaN included; every query must see one
+        of the others. -> [T, H, D]
         """
         ...
 

@@ -74,19 +74,22 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    first_entry: int = 0,
 ) -> torch.Tensor:
     out = torch.empty_like(query)
     starts, lengths, committed = query_start_loc.tolist(), seq_lens.tolist(), committed_lens.tolist()
     block_size = key_cache.shape[1]
     for b, length in enumerate(lengths):
         blocks = block_tables[b, : -(-length // block_size)].long()
-        keys = key_cache[blocks].flatten(0, 1)[:length].to(query.dtype)  # [length, G, D]
-        values = value_cache[blocks].flatten(0, 1)[:length].to(query.dtype)
+        # Entries that nobody sees are cut off: masked, a NaN in them would still reach everyone as 0 * NaN.
+        keys = key_cache[blocks].flatten(0, 1)[first_entry:length].to(query.dtype)  # [length - first_entry, G, D]
+        values = value_cache[blocks].flatten(0, 1)[first_entry:length].to(query.dtype)
         own = slice(starts[b], starts[b + 1])
         masks = None if ancestor_masks is None else ancestor_masks[own]
-        visible = visible_entries(positions[own], masks, length, committed[b], sliding_window)
+        visible = visible_entries(positions[own], masks, length, committed[b], sliding_window)[:, first_entry:]
         # A masked score still multiplies its value by 0: a draft node that is not a number must not reach the others.
-        sound = bool(keys[committed[b] :].isfinite().all() and values[committed[b] :].isfinite().all())
+        drafted = slice(max(committed[b] - first_entry, 0), None)
+        sound = bool(keys[drafted].isfinite().all() and values[drafted].isfinite().all())
         chunk = QUERY_CHUNK if sound else 1
         for first in range(0, own.stop - own.start, chunk):
             seen = visible[first : first + chunk]
@@ -106,13 +109,16 @@ def visible_entries(
     """Which of a row's `length` entries each of its queries sees: bool [queries, length]."""
     entries = torch.arange(length, device=positions.device)
     visible = (entries < committed) & (entries <= positions[:, None])
-    key_positions = entries
+    key_positions = entries.expand(len(positions), -1)
     num_draft = length - committed
     if num_draft:
         assert ancestor_masks is not None, "a row with a draft needs ancestor masks"
         bits = (ancestor_masks[:, None] >> torch.arange(num_draft, device=positions.device)) & 1
         visible[:, committed:] = bits.bool()
-        key_positions = torch.cat((entries[:committed], positions[-num_draft:]))
+        if sliding_window is not None:
+            # A node's ancestors come before it: the n-th of them is n tokens behind the last committed one.
+            depths = bits.cumsum(dim=1) - 1 + committed
+            key_positions = torch.cat((key_positions[:, :committed], depths), dim=1)
     if sliding_window is not None:
         visible &= key_positions > positions[:, None] - sliding_window
     return visible

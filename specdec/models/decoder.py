@@ -6,6 +6,7 @@ sampling. Prompt chunks, decoding and verification are the same call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -53,14 +54,26 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Hidden states of the step's tokens after the final norm, [T, hidden]; their KV goes to the batch's slots."""
+        return self.forward_with_aux(batch, kv, ())[0]
+
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The same, and by layer the input [T, hidden] of each of `aux_layers`; the number of layers stands for the
+        last one's output, before the final norm."""
         hidden: torch.Tensor = self.embed(batch.token_ids)
         rotations: list[Rotation] = [rope(batch.positions) for rope in self.ropes]
+        aux = {}
         for i, layer in enumerate(self.layers):
+            if i in aux_layers:
+                aux[i] = hidden
             rope = self.rope_of_layer[i]
             rotation = None if rope is None else rotations[rope]
             hidden = layer(hidden, rotation, batch, kv.keys[i], kv.values[i])
+        if len(self.layers) in aux_layers:
+            aux[len(self.layers)] = hidden
         out: torch.Tensor = self.norm(hidden)
-        return out
+        return out, aux
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden], scaled where the family scales."""
@@ -72,11 +85,11 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of final hidden states [n, hidden]: [n, vocab], float32 (float64 of a float64 model)."""
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        logits = self.kernels.linear(hidden, weight)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        cap = self.config.final_soft_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return finished_logits(self.kernels.linear(hidden, self.output_matrix()), self.config.final_soft_cap)
+
+    def output_matrix(self) -> torch.Tensor:
+        """What turns final hidden states into logits, [vocab, hidden]: the embedding itself where the two are tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def kv_layout(self) -> KVLayout:
         """The KV cache this model needs."""
@@ -87,6 +100,12 @@ class Decoder(nn.Module):
     def weight_bytes(self) -> int:
         """Bytes of the parameters and the rotary tables."""
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
+
+def finished_logits(logits: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
+    """Products with an output matrix as logits: float32, or float64 where they are, and capped where the model caps."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
 
 
 def distinct_ropes(config: ModelConfig) -> list[RopeConfig]:

@@ -21,9 +21,20 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the paged cache. Weights of queries, keys and values are one matrix."""
+    """Grouped-query attention over the paged cache. Weights of queries, keys and values are one matrix.
 
-    def __init__(self, config: ModelConfig, layer: LayerConfig, kernels: Kernels) -> None:
+    `input_size` is the width of what it reads, None: the model's own. Nobody sees the entries before `first_entry`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerConfig,
+        kernels: Kernels,
+        *,
+        input_size: int | None = None,
+        first_entry: int = 0,
+    ) -> None:
         super().__init__()
         self.kernels = kernels
         self.head_dim = config.head_dim
@@ -32,7 +43,8 @@ class Attention(nn.Module):
         self.sliding_window = layer.sliding_window
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.sizes = (query_size, kv_size, kv_size)
-        self.qkv_proj = Linear(config.hidden_size, query_size + 2 * kv_size, config.qkv_bias, kernels)
+        self.first_entry = first_entry
+        self.qkv_proj = Linear(input_size or config.hidden_size, query_size + 2 * kv_size, config.qkv_bias, kernels)
         self.o_proj = Linear(query_size, config.hidden_size, config.output_bias, kernels)
         self.normalises_heads = config.qk_norm == "head"
         if config.qk_norm == "none":
@@ -45,7 +57,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation | None, batch: Batch, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Write the tokens' keys and values to the layer's caches, then attend: [T, hidden] -> [T, hidden]."""
+        """Write the tokens' keys and values to the layer's caches, then attend: [T, input] -> [T, hidden]."""
         query, key, value = self.qkv_proj(hidden).split(self.sizes, dim=-1)
         query, key = self._heads(query, self.q_norm), self._heads(key, self.k_norm)  # [T, H or G, D]
         value = value.view(len(value), -1, self.head_dim)
@@ -65,6 +77,7 @@ class Attention(nn.Module):
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            first_entry=self.first_entry,
         )
         out: torch.Tensor = self.o_proj(attended.flatten(1))
         return out

@@ -6,44 +6,35 @@ one by one out of memory-mapped files and converted on the way, so the peak is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
 
-from specdec.config import DTYPES, unknown_name
 from specdec.kernels import Kernels
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, distinct_ropes
 from specdec.models.rope import rope_table_bytes
 from specdec.models.safetensors_file import HuggingFaceCheckpoint
+from specdec.models.tensors import Tensors, check_tensors, fill_parameters, torch_dtype
 from specdec.models.weights import WeightPlan, plan_weights
 from specdec.step.memory import available_host_memory, format_bytes
 
-__all__ = ["Checkpoint", "HuggingFaceCheckpoint", "load_model", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "HuggingFaceCheckpoint",
+    "PreparedModel",
+    "load_model",
+    "open_checkpoint",
+    "prepare_model",
+]
 
-_MOST_LISTED = 8
 
-
-class Checkpoint(Protocol):
+class Checkpoint(Tensors, Protocol):
     """A model on disk: its config and its tensors under Hugging Face names."""
 
     config: ModelConfig
-
-    def names(self) -> list[str]:
-        """Every tensor."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
-        ...
-
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor, on the CPU, in the checkpoint's dtype."""
-        ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -59,30 +50,49 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise ValueError(f"{path} does not exist; expected a model directory or a .gguf file")
 
 
-def load_model(
-    checkpoint: Checkpoint, *, dtype: str, device: torch.device, kernels: Kernels, max_model_len: int | None
-) -> Decoder:
-    """Build the decoder of `checkpoint` and fill it.
+@dataclass(frozen=True)
+class PreparedModel:
+    """A decoder whose parameters are still on the meta device, and where each of them lies in its checkpoint."""
 
-    `dtype` "auto" keeps the checkpoint's own. `max_model_len` None takes the model's limit; beyond the limit is a
-    ValueError, as are tensors that are missing, unused or of the wrong shape (all listed in one).
+    checkpoint: Checkpoint
+    decoder: Decoder
+    plan: WeightPlan
+
+    def load(self, *, dtype: str, device: torch.device) -> Decoder:
+        """The decoder, filled. `dtype` "auto" keeps the checkpoint's own."""
+        own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
+        fill_parameters(self.decoder, self.plan, self.checkpoint, dtype=own, device=device, misfit=self.misfit)
+        return self.decoder.to(device).eval()
+
+    @property
+    def misfit(self) -> str:
+        """How an error about its tensors begins."""
+        return f"the checkpoint does not fit {self.decoder.config.architecture}"
+
+
+def prepare_model(checkpoint: Checkpoint, *, kernels: Kernels, max_model_len: int | None) -> PreparedModel:
+    """Check that `checkpoint` is whole and what the model is to do is within its reach; its weights are not read.
+
+    `max_model_len` None takes the model's limit; beyond the limit is a ValueError, as are tensors that are missing,
+    unused or of the wrong shape (all listed in one). Only an output matrix that the config ties to the embedding is
+    read, to see whether it is.
     """
     config = _with_actual_ties(checkpoint)
     if config.num_layers > len(checkpoint.names()):
         raise ValueError(
             f"the config has {config.num_layers} layers, but the checkpoint only {len(checkpoint.names())} tensors"
         )
-    decoder = Decoder(config, kernels, _model_len(config, max_model_len))
-    plan = plan_weights(config, checkpoint.names())
-    _check_tensors(decoder, plan, checkpoint)
-    target = _torch_dtype(config.dtype if dtype == "auto" else dtype)
-    for name, shape in [(name, parameter.shape) for name, parameter in decoder.named_parameters()]:
-        filled = torch.empty(shape, dtype=target, device=device)
-        for piece in plan.pieces[name]:
-            filled[piece.index].copy_(checkpoint.read(piece.name))
-        module, _, attribute = name.rpartition(".")
-        setattr(decoder.get_submodule(module), attribute, nn.Parameter(filled, requires_grad=False))
-    return decoder.to(device).eval()
+    decoder = Decoder(config, kernels, model_len(config, max_model_len))
+    prepared = PreparedModel(checkpoint, decoder, plan_weights(config, checkpoint.names()))
+    check_tensors(decoder, prepared.plan, checkpoint, prepared.misfit)
+    return prepared
+
+
+def load_model(
+    checkpoint: Checkpoint, *, dtype: str, device: torch.device, kernels: Kernels, max_model_len: int | None
+) -> Decoder:
+    """Build the decoder of `checkpoint` and fill it; see `prepare_model` and `PreparedModel.load`."""
+    return prepare_model(checkpoint, kernels=kernels, max_model_len=max_model_len).load(dtype=dtype, device=device)
 
 
 def _with_actual_ties(checkpoint: Checkpoint) -> ModelConfig:
@@ -96,7 +106,8 @@ def _with_actual_ties(checkpoint: Checkpoint) -> ModelConfig:
     return config
 
 
-def _model_len(config: ModelConfig, asked: int | None) -> int:
+def model_len(config: ModelConfig, asked: int | None) -> int:
+    """The positions to be ready for: `asked`, or all that the model reaches; ValueError if that is too many."""
     limit = config.max_position_embeddings
     if asked is not None and asked > limit:
         raise ValueError(f"max_model_len ({asked}) is larger than the {limit} positions this model reaches")
@@ -109,44 +120,3 @@ def _model_len(config: ModelConfig, asked: int | None) -> int:
             "free; give a smaller max_model_len"
         )
     return length
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES or name == "auto":
-        raise ValueError(unknown_name("dtype", name, DTYPES))
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _check_tensors(decoder: Decoder, plan: WeightPlan, checkpoint: Checkpoint) -> None:
-    """One ValueError that lists every missing, unused and mis-shaped tensor."""
-    parameters = dict(decoder.named_parameters())
-    assert parameters.keys() == plan.pieces.keys(), parameters.keys() ^ plan.pieces.keys()
-    names = set(checkpoint.names())
-    wanted = {
-        piece.name: tuple(parameters[parameter][piece.index].shape)
-        for parameter, pieces in plan.pieces.items()
-        for piece in pieces
-    }
-    shapes = {name: checkpoint.shape(name) for name in wanted if name in names}
-    faults = [
-        *_listed("missing", [name for name in wanted if name not in names]),
-        *_listed("unused", sorted(names - wanted.keys() - plan.ignored)),
-        *_listed(
-            "of the wrong shape",
-            [
-                f"{name} {list(shapes[name])}, expected {list(wanted[name])}"
-                for name in shapes
-                if shapes[name] != wanted[name]
-            ],
-        ),
-    ]
-    if faults:
-        raise ValueError(f"the checkpoint does not fit {decoder.config.architecture}: tensors {'; '.join(faults)}")
-
-
-def _listed(fault: str, items: list[str]) -> Iterator[str]:
-    """A fault and its tensors, shortened where there are many; nothing for none."""
-    if items:
-        more = f" and {len(items) - _MOST_LISTED} more" if len(items) > _MOST_LISTED else ""
-        yield f"{fault}: {', '.join(items[:_MOST_LISTED])}{more}"

@@ -36,6 +36,11 @@ class Linear(nn.Module):
         """[T, in] -> [T, out]"""
         return self.kernels.linear(x, self.weight, self.bias)
 
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Drop all outputs but those of `rows`, int64 [n], and put these in their order."""
+        assert self.bias is None, "an output matrix has none"
+        self.weight = nn.Parameter(self.weight[rows.to(self.weight.device)], requires_grad=False)
+
 
 class Embedding(nn.Module):
     """weight [vocab, hidden]."""

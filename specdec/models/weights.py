@@ -15,7 +15,7 @@ from specdec.models.config import ModelConfig, MoeConfig
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Where the text model's tensors may stand; the latter two in checkpoints of models that also see."""
 
-_IGNORABLE = re.compile(
+IGNORABLE = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|self_attn\.(bias|masked_bias)$"
     r"|^(model\.)?(vision_tower|vision_model|multi_modal_projector)\."
 )
@@ -64,30 +64,37 @@ def plan_weights(config: ModelConfig, names: Collection[str]) -> WeightPlan:
     for i in range(config.num_layers):
         for parameter, parts in _layer(config, i, f"{prefix}layers.{i}.", names):
             pieces[f"layers.{i}.{parameter}"] = parts
-    ignored = {name for name in names if _IGNORABLE.search(name)}
+    ignored = {name for name in names if IGNORABLE.search(name)}
     if config.tie_word_embeddings:
         ignored.add(head)
     return WeightPlan(pieces, frozenset(ignored))
 
 
-_Parts = tuple[str, tuple[Piece, ...]]
+Parts = tuple[str, tuple[Piece, ...]]
+"""A parameter and its pieces."""
 
 
-def _layer(config: ModelConfig, i: int, prefix: str, names: frozenset[str]) -> Iterator[_Parts]:
+def _layer(config: ModelConfig, i: int, prefix: str, names: frozenset[str]) -> Iterator[Parts]:
     for parameter, norm in _NORMS[config.norm_placement].items():
         yield f"{parameter}.weight", (Piece(f"{prefix}{norm}.weight"),)
-    yield from _attention(config, f"{prefix}self_attn.", names)
+    yield from attention_parts(config, f"{prefix}self_attn.", names)
     moe = config.layers[i].moe
     if moe is not None:
         yield from _experts(moe, prefix, names)
-        return
+    else:
+        yield from mlp_parts(config, f"{prefix}mlp.", names)
+
+
+def mlp_parts(config: ModelConfig, prefix: str, names: frozenset[str]) -> Iterator[Parts]:
+    """The parameters of a layer's MLP, whose tensors stand under `prefix`."""
     sizes = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
     for kind in ("weight", "bias") if config.mlp_bias else ("weight",):
-        yield f"mlp.gate_up_proj.{kind}", _stacked(f"{prefix}mlp.", "gate_up_proj", sizes, kind, names)
-        yield f"mlp.down_proj.{kind}", (Piece(f"{prefix}mlp.down_proj.{kind}"),)
+        yield f"mlp.gate_up_proj.{kind}", _stacked(prefix, "gate_up_proj", sizes, kind, names)
+        yield f"mlp.down_proj.{kind}", (Piece(f"{prefix}down_proj.{kind}"),)
 
 
-def _attention(config: ModelConfig, prefix: str, names: frozenset[str]) -> Iterator[_Parts]:
+def attention_parts(config: ModelConfig, prefix: str, names: frozenset[str]) -> Iterator[Parts]:
+    """The parameters of a layer's attention, whose tensors stand under `prefix`."""
     kv_size = config.num_kv_heads * config.head_dim
     sizes = {"q_proj": config.num_heads * config.head_dim, "k_proj": kv_size, "v_proj": kv_size}
     for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
@@ -110,7 +117,7 @@ def _stacked(prefix: str, fused: str, sizes: dict[str, int], kind: str, names: f
     return tuple(pieces)
 
 
-def _experts(moe: MoeConfig, prefix: str, names: frozenset[str]) -> Iterator[_Parts]:
+def _experts(moe: MoeConfig, prefix: str, names: frozenset[str]) -> Iterator[Parts]:
     """Experts one by one as published (mixtral: w1 gate, w3 up, w2 down), or all in one tensor as transformers 5 holds
     them in memory."""
     is_mixtral = f"{prefix}block_sparse_moe.gate.weight" in names

@@ -1,4 +1,4 @@
-"""What a proposer is, and the one table of those that exist.
+"""What a proposer is.
 
 A proposer guesses; it never decides. The contract: `propose` answers one draft per sequence, never longer than asked,
 possibly empty, deterministic given the seed, and leaves the sequences alone. If `draft_probs` is given, each token was
@@ -7,27 +7,78 @@ sequence's end (D1), so it may be asked at any step, or not.
 
 A proposer may keep KV of its own, in caches of the target's blocks (D3). Then it is asked at every step, for prompt
 chunks too, with length 0 where no draft is wanted. It computes a sequence's tokens from `num_draft_computed_tokens` on:
-all committed and drafted ones but the last where it drafts, else up to `num_computed_tokens`. It may write at any of
-these positions; the slots are there, and who shares a block at an earlier one holds the same tokens there.
+all committed ones where it drafts, else up to `num_computed_tokens`. It may write at any of these positions and, where
+it drafts, after them as far as the block table goes; who shares a block at an earlier one holds the same tokens there.
+What it computed of drafted tokens is kept only if it says so (`Draft.has_kv`).
+
+What a proposer `wants` of the target's last step comes with the question: the states and logits of the positions that
+the step computed, for each of its sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, fields
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from specdec.config import SpeculativeConfig, unknown_name
 from specdec.core.sequence import Sequence
-from specdec.types import EMPTY_DRAFT, Draft
+from specdec.types import EMPTY_DRAFT, MAX_SPECULATIVE_TOKENS, Draft
 
-if TYPE_CHECKING:  # the command line reads the table below, and must not wait for torch
+if TYPE_CHECKING:  # the command line checks settings, and must not wait for torch
     import torch
 
     from specdec.kernels import Kernels
+    from specdec.models.eagle import EagleHead
+    from specdec.models.medusa import MedusaHead
     from specdec.step.kv_cache import KVCache
     from specdec.step.model import Model
+    from specdec.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a proposer needs of the target's steps, and of the blocks."""
+
+    hidden: bool = False
+    """States after the final norm."""
+    aux_layers: tuple[int, ...] = ()
+    """Layers whose inputs it needs; the number of layers stands for the last one's output."""
+    logits: bool = False
+    """The raw logits of verified positions."""
+    num_slots: int | None = None
+    """Where it has KV: the slots after the last committed token that a draft takes there; None: as many as a chain."""
+
+    @property
+    def states(self) -> bool:
+        """Whether it needs anything of the target's steps."""
+        return self.hidden or bool(self.aux_layers) or self.logits
+
+
+NOTHING = Wants()
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """What the target's last step left of one sequence, as far as it is wanted.
+
+    It computed n committed positions from `start` on: what was scheduled and the accepted path, nothing rejected.
+    """
+
+    start: int
+    num_tokens: int
+    hidden: torch.Tensor | None = None  # [n, hidden]
+    aux: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by layer [n, hidden]
+    judged: tuple[int, ...] = ()
+    """The last committed token and the draft's nodes, rejected ones too, where the step verified; L of them."""
+    logits: torch.Tensor | None = None  # [L, vocab]   after each token of `judged`, before any sampling transform
+    path: tuple[int, ...] = ()
+    """The accepted nodes: row 0 of `logits` is the last committed token's, row i + 1 node i's."""
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self.start + self.num_tokens
 
 
 @dataclass(frozen=True)
@@ -35,7 +86,9 @@ class ProposalInput:
     """What one step offers a proposer beside the sequences."""
 
     lengths: Many[int]
-    """For each sequence, the most draft tokens that are wanted."""
+    """For each sequence, the most draft tokens that are wanted; of a tree, its depth."""
+    states: Many[TargetStates | None] = ()
+    """For each sequence, what the target's step left of it; empty if the proposer wants nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +103,10 @@ class DraftModel:
     """Beyond the target's own."""
 
 
+Drafter: TypeAlias = "DraftModel | EagleHead | MedusaHead"
+"""What some proposers draft with: loaded before they are built."""
+
+
 @dataclass(frozen=True)
 class ProposerContext:
     """The engine that a proposer is built for."""
@@ -62,8 +119,14 @@ class ProposerContext:
     verifier: str
     kernels: Kernels
     device: torch.device
-    draft_model: DraftModel | None = None
+    num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
+    """The longest draft, in a tree the deepest, that is ever wanted."""
+    method: str = "none"
+    """The name under which it is loaded, and which its drafts bear."""
+    draft_model: Drafter | None = None
     """Where the method has one."""
+    tokenizer: Tokenizer | None = None
+    """The target's, if the engine has one."""
 
 
 class Proposer(Protocol):
@@ -71,11 +134,16 @@ class Proposer(Protocol):
 
     @property
     def kv_caches(self) -> Many[KVCache]:
-        """KV of its own, by the target's block ids; the runner copies blocks there too."""
+        """KV of its own, by the target's block ids; the runner copies blocks and moves accepted paths there too."""
         ...
 
-    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
-        """One draft per sequence, each at most `inp.lengths[i]` long."""
+    @property
+    def wants(self) -> Wants:
+        """What it needs of the target's steps."""
+        ...
+
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> Many[Draft | None]:
+        """One draft per sequence, each at most `inp.lengths[i]` long; None if its own KV could not follow this one."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -87,6 +155,7 @@ class NoProposer:
     """Plain decoding: the empty draft."""
 
     kv_caches: tuple[KVCache, ...] = ()
+    wants = NOTHING
 
     def __init__(self, settings: NoSettings, context: ProposerContext | None = None) -> None:
         pass
@@ -102,33 +171,13 @@ class NoProposer:
 class NoSettings:
     """`none` has no settings."""
 
-
-PROPOSERS = {
-    "none": ("specdec.proposers.base", "NoSettings", "NoProposer"),
-    "draft": ("specdec.proposers.draft_model", "DraftModelSettings", "DraftModelProposer"),
-    "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
-    "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
-}
-"""Method name -> module, settings dataclass, proposer class; imported when first asked for."""
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        return 0
 
 
-def check_settings(config: SpeculativeConfig) -> Any:
-    """The method's own settings object, or a ValueError naming what is wrong and the nearest right name."""
-    if config.method not in PROPOSERS:
-        raise ValueError(unknown_name("proposer", config.method, PROPOSERS))
-    module, settings_name, _ = PROPOSERS[config.method]
-    settings_class = getattr(import_module(module), settings_name)
-    names = [f.name for f in fields(settings_class)]
-    for key in config.settings:
-        if key not in names:
-            valid = ["method", "num_speculative_tokens", "rejection_sample_method", "verifier", *names]
-            raise ValueError(unknown_name(f"key of speculative_config for {config.method!r}:", key, valid))
-    return settings_class(**config.settings)
+class Settings(Protocol):
+    """What every method's settings can tell before the proposer is built."""
 
-
-def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = None) -> Proposer:
-    """The proposer that `config` describes, for the engine of `context`; one without a model needs no context."""
-    settings = check_settings(config)
-    module, _, class_name = PROPOSERS[config.method]
-    proposer: Proposer = getattr(import_module(module), class_name)(settings, context)
-    return proposer
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        """The most nodes of a draft of this depth: of a chain, its length."""
+        ...

@@ -21,7 +21,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import ProposalInput, ProposerContext
+from specdec.proposers.base import NOTHING, ProposalInput, ProposerContext
 from specdec.types import Draft
 
 METHOD = "ngram"
@@ -52,11 +52,16 @@ class NgramSettings:
                 f"got {self.prompt_lookup_max}"
             )
 
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        """A chain's."""
+        return num_speculative_tokens
+
 
 class NgramProposer:
     """Keeps one index per sequence, from the first time a draft is asked of it until it is forgotten."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, settings: NgramSettings, context: ProposerContext | None = None) -> None:
         self.settings = settings

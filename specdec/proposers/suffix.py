@@ -26,7 +26,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import ProposalInput, ProposerContext
+from specdec.proposers.base import NOTHING, ProposalInput, ProposerContext
 from specdec.proposers.suffix_tree import ROUNDING, Guess, Limits, SuffixTree
 from specdec.types import MAX_SPECULATIVE_TOKENS, Draft
 
@@ -63,6 +63,10 @@ class SuffixSettings:
         self._check_number("suffix_decoding_min_token_prob", 0.0, 1.0)
         self._check_integer("suffix_decoding_max_bytes", SMALLEST_BUDGET)
 
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        """A chain's."""
+        return num_speculative_tokens
+
     def _check_integer(self, name: str, low: int, high: int | None = None) -> None:
         value = getattr(self, name)
         span = f"of at least {low}" if high is None else f"between {low} and {high}"
@@ -91,6 +95,7 @@ class SuffixProposer:
     """A tree per sequence, from the first draft asked of it until it is forgotten, and the past outputs."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, settings: SuffixSettings, context: ProposerContext | None = None) -> None:
         self.settings = settings

@@ -116,11 +116,15 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     return out
 
 
+def reads_tokens(row: SamplingRow) -> bool:
+    """Whether the row's law depends on the tokens before it beyond what the model says."""
+    early = bool(row.min_tokens_ban) and row.num_output_tokens < row.params.min_tokens
+    return early or bool(row.bad_word_ids) or penalised(row.params)
+
+
 def _is_adjusted(row: SamplingRow) -> bool:
     params = row.params
-    early = bool(row.min_tokens_ban) and row.num_output_tokens < params.min_tokens
-    listed = bool(params.logit_bias) or params.allowed_token_ids is not None or bool(row.bad_word_ids)
-    return listed or early or penalised(params)
+    return bool(params.logit_bias) or params.allowed_token_ids is not None or reads_tokens(row)
 
 
 def _is_filtered(params: SamplingParams) -> bool:

@@ -115,6 +115,22 @@ def gumbel_argmax(logits: torch.Tensor, keys: Sequence[NoiseKey], stream: Stream
     return tokens, best
 
 
+def gumbel_top(
+    logits: torch.Tensor, keys: Sequence[NoiseKey], stream: Stream, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` best of logits [n, V] plus each row's Gumbel noise: draws without replacement, in order.
+
+    Answers int64 tokens and float64 scores, [n, min(count, V)] each; the first column is `gumbel_argmax`. A score that
+    is not finite belongs to no token.
+    """
+    if count == 1:
+        tokens, best = gumbel_argmax(logits, keys, stream)
+        return tokens[:, None], best[:, None]
+    scores = gumbel(keys, stream, logits.shape[-1], logits.device).add_(logits)
+    best, tokens = scores.topk(min(count, logits.shape[-1]), dim=-1)
+    return tokens, best
+
+
 def _sparse_argmax(
     logits: torch.Tensor, possible: torch.Tensor, keys: Sequence[NoiseKey], stream: Stream
 ) -> tuple[torch.Tensor, torch.Tensor]:

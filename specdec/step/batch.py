@@ -79,32 +79,44 @@ class Batch:
         )
 
     @staticmethod
-    def of_tokens(
-        token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, device: torch.device
+    def of_drafts(
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        entries: np.ndarray,
+        counts: np.ndarray,
+        committed_lens: np.ndarray,
+        block_tables: np.ndarray,
+        ancestor_masks: np.ndarray | None,
+        block_size: int,
+        device: torch.device,
     ) -> Batch:
-        """One committed token of each of B rows, logits wanted: a step of a drafting loop.
+        """Drafted tokens of B rows that a proposer computes itself, logits wanted after each.
 
-        `token_ids` and `positions` int64 [B], `block_tables` int32 [B, max blocks of a row].
+        Row b has `counts[b]` of the T tokens. `token_ids`, `positions` and `entries`, where in the row their KV goes,
+        are int64 [T], `counts` and `committed_lens` int64 [B], `block_tables` int32 [B, max blocks of a row],
+        `ancestor_masks` uint64 [T]. Without masks every row sees all that is before it, as if it were committed.
         """
-        count = len(token_ids)
-        blocks = block_tables[np.arange(count), positions // block_size].astype(np.int64)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        slots = block_tables[rows, entries // block_size].astype(np.int64) * block_size + entries % block_size
+        seq_lens = (np.maximum.reduceat(entries, starts[:-1]) + 1).astype(np.int32)
 
         def tensor(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
-        lengths = tensor((positions + 1).astype(np.int32))
         return Batch(
             token_ids=tensor(token_ids),
             positions=tensor(positions),
-            slot_mapping=tensor(blocks * block_size + positions % block_size),
-            query_start_loc=tensor(np.arange(count + 1, dtype=np.int32)),
-            seq_lens=lengths,
-            committed_lens=lengths,
+            slot_mapping=tensor(slots),
+            query_start_loc=tensor(starts),
+            seq_lens=tensor(seq_lens),
+            committed_lens=tensor(seq_lens if ancestor_masks is None else committed_lens.astype(np.int32)),
             block_tables=tensor(block_tables),
-            ancestor_masks=None,
-            logits_indices=tensor(np.arange(count)),
+            ancestor_masks=None if ancestor_masks is None else tensor(ancestor_masks.view(np.int64)),
+            logits_indices=torch.arange(len(token_ids), device=device),
             rows=(),
-            logits_start=tuple(range(count + 1)),
+            logits_start=tuple(starts.tolist()),
         )
 
 

@@ -34,10 +34,12 @@ class MemoryPlan:
     """Of every model: they share the block tables."""
     block_size: int
     num_blocks: int
+    state_bytes_per_block: int = 0
+    """What draft heads keep of each block's last token."""
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+        return self.num_blocks * (self.block_size * self.kv_bytes_per_token + self.state_bytes_per_block)
 
     @property
     def total_bytes(self) -> int:
@@ -50,7 +52,7 @@ class MemoryPlan:
             ("weights", self.weight_bytes, ""),
             ("draft model", self.draft_bytes, ""),
             ("activations", self.activation_bytes, " at most"),
-            ("logits", self.logits_bytes, " for the k+1 rows of every sequence"),
+            ("logits", self.logits_bytes, " for the rows of every sequence: its last token and its draft"),
             (
                 "KV pool",
                 self.kv_bytes,
@@ -66,6 +68,7 @@ def plan_memory(
     layouts: Sequence[KVLayout],
     *,
     block_size: int,
+    state_bytes_per_block: int = 0,
     available_bytes: int,
     budget_bytes: int,
     kv_cache_tokens: int | None,
@@ -77,15 +80,16 @@ def plan_memory(
 ) -> MemoryPlan:
     """Size the KV pool: `kv_cache_tokens` if given, else what is left of the budget, capped at what can be used.
 
-    A token takes a slot in each of `layouts`: the target's and those of proposers with KV of their own.
-    `available_bytes` are free on the machine; `budget_bytes` may be taken, weights included. ValueError if not even
-    two blocks fit.
+    A token takes a slot in each of `layouts`: the target's and those of proposers with KV of their own; draft heads
+    keep `state_bytes_per_block` beside each block. `available_bytes` are free on the machine; `budget_bytes` may be
+    taken, weights included. ValueError if not even two blocks fit.
     """
     bytes_per_token = sum(layout.bytes_per_token for layout in layouts)
+    bytes_per_block = bytes_per_token * block_size + state_bytes_per_block
     useful = max(2, -(-max_useful_tokens // block_size))
     if kv_cache_tokens is not None:
         num_blocks = kv_cache_tokens // block_size
-        needed = num_blocks * block_size * bytes_per_token
+        needed = num_blocks * bytes_per_block
         if needed > available_bytes:
             raise ValueError(
                 f"kv_cache_tokens ({kv_cache_tokens}) needs {format_bytes(needed)} of memory, "
@@ -93,7 +97,7 @@ def plan_memory(
             )
     else:
         rest = budget_bytes - weight_bytes - draft_bytes - activation_bytes - logits_bytes
-        num_blocks = min(useful, max(0, rest) // (bytes_per_token * block_size))
+        num_blocks = min(useful, max(0, rest) // bytes_per_block)
     if num_blocks < 2:
         fixed = weight_bytes + draft_bytes + activation_bytes + logits_bytes
         raise ValueError(
@@ -110,6 +114,7 @@ def plan_memory(
         kv_bytes_per_token=bytes_per_token,
         block_size=block_size,
         num_blocks=num_blocks,
+        state_bytes_per_block=state_bytes_per_block,
     )
 
 

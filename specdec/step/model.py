@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -15,6 +16,13 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Hidden states [T, hidden] after the final norm; writes this step's KV."""
+        ...
+
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The same, and by layer the input [T, hidden] of each of `aux_layers`; the number of layers stands for the
+        last one's output."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -82,12 +82,13 @@ class FakeEngine:
     """Answers each prompt with `answer(prompt)`, two tokens a step, a drafted one and a recovered or bonus one.
 
     Requests whose prompt contains "fail" end with an error after one step. `before_step` is called with the number of
-    the step that begins.
+    the step that begins. Of each draft of four tokens `num_accepted` are accepted; None: nothing is ever drafted.
     """
 
     answer: Answer = lambda prompt: f"re: {prompt}"
     tokenizer: CharTokenizer | None = field(default_factory=CharTokenizer)
     before_step: Callable[[int], None] = lambda step: None
+    num_accepted: int | None = 1
     max_model_len: int = 200
     load_seconds: float = 1.5
     memory: Memory = field(default_factory=Memory)
@@ -156,8 +157,8 @@ class FakeEngine:
         sample.token_ids += map(ord, new)
         sources = [running.output.proposer, RECOVERED if length % 4 else BONUS] if drafts else [BONUS]
         sample.provenance += sources[: len(new)]
-        if drafts:
-            sample.speculation.record(4, 1)
+        if drafts and self.num_accepted is not None:
+            sample.speculation.record(4, self.num_accepted)
         if running.params.logprobs is not None:
             entries = [{ord(char): Logprob(-0.5, 1, char), 0: Logprob(float("-inf"), 9)} for char in new]
             sample.logprobs = (sample.logprobs or []) + entries

@@ -237,3 +237,59 @@ def test_a_draft_models_options_choose_the_proposer_and_win_over_the_file(
 )
 def test_a_draft_models_options_are_checked_before_any_model_work(options: list[str], message: str) -> None:
     assert message in refused("a", *options)
+
+
+EXAMPLE = "phrases_proposer:PhrasesProposer"
+PHRASES = {"method": EXAMPLE, "phrases": ["once upon a time"]}
+
+
+def test_a_proposer_from_outside_is_named_by_its_path(tmp_path: Path) -> None:
+    listed = (SpeculativeConfig(EXAMPLE, 4, {"phrases": ["once upon a time"]}),)
+    assert config_of("a", "--speculative-config", json.dumps(PHRASES)).speculative == listed
+    file = write(tmp_path, f"speculative_config: {json.dumps(PHRASES)}")
+    assert config_of("a", "--config", file).speculative == listed
+    assert config_of("a", "--config", file, "--proposer", EXAMPLE).speculative == listed
+    both = config_of("a", "--config", file, "--proposer=ngram").speculative
+    assert both == (SpeculativeConfig("ngram", 4), *listed)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--proposer", EXAMPLE], f"the proposer '{EXAMPLE}' needs the key 'phrases' in speculative_config"),
+        (["--proposer=nowhere:Class"], "the proposer 'nowhere:Class': there is no module 'nowhere'"),
+        (["--proposer=phrases_proposer:"], "the proposer 'phrases_proposer:' is no path to a class"),
+        (["--proposer=phrases_proposer.Class"], "a class is named 'phrases_proposer:Class'"),
+        (["--speculative-config", json.dumps({**PHRASES, "phrase": "x"})], "'phrase'; did you mean 'phrases'?"),
+    ],
+)
+def test_a_wrong_proposer_from_outside_is_one_line_before_any_model_work(options: list[str], message: str) -> None:
+    assert message in refused("a", *options)
+
+
+def test_a_line_may_name_a_proposer_from_outside_that_is_loaded() -> None:
+    lines: list[dict[str, object]] = [{"prompt": "a"}, {"prompt": "b", "proposer": EXAMPLE}, {"prompt": "c"}]
+    pair = json.dumps([{"method": "ngram"}, PHRASES])
+    config, asked = speculation("--speculative-config", pair, lines=lines)
+    assert [entry.method for entry in config.speculative] == ["ngram", EXAMPLE]
+    assert [each.proposer for each in asked] == ["ngram", EXAMPLE, "ngram"]
+
+
+def test_a_file_of_prompts_loads_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rogue.py").write_text("raise SystemExit('loaded')")
+    info = tmp_path / "rogue-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rogue\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[specdec.proposers]\nrogue = rogue:Class\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("rogue:Class", "rogue"):
+        line = json.dumps({"prompt": "a", "proposer": name})
+        assert refused("--prompts-file=-", input=line) == (
+            f"standard input, line 1: the proposer '{name}' is from outside and not loaded; name it in --proposer, "
+            "--speculative-config or --config too"
+        )
+
+
+def test_a_line_whose_proposer_lacks_a_setting_is_named() -> None:
+    lines = '{"prompt": "a"}\n{"prompt": "b", "proposer": "draft"}'
+    assert refused("--prompts-file=-", input=lines).startswith("standard input, line 2: the proposer 'draft' needs one")

@@ -325,3 +325,43 @@ def test_lossy_answers_say_so() -> None:
     assert result.stderr.endswith("; lossy: the verifier typical does not keep the model's distribution\n")
     (line,) = generate("--raw", "--json", "hello", engine=Lossy()).stdout.splitlines()
     assert json.loads(line)["speculation"]["exactness"] == "lossy"
+
+
+def warned(engine: FakeEngine, *args: str, lines: list[dict[str, object]]) -> list[str]:
+    """What the run on these lines warns of."""
+    text = "\n".join(map(json.dumps, lines))
+    result = generate("--raw", "--prompts-file=-", *args, input=text, engine=engine)
+    *told, last = result.stderr.splitlines() or [""]
+    assert " tokens in " in last or "--quiet" in args
+    return told
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "words"),
+    [
+        (None, "specdec: warning: proposer ngram drafted nothing in 200 generated tokens; likely "),
+        (0, "specdec: warning: proposer ngram: the first drafted token was accepted in 0 of 100 drafts"),
+    ],
+)
+def test_a_proposer_that_does_not_help_is_warned_of(num_accepted: int | None, words: str) -> None:
+    engine = FakeEngine(answer=lambda prompt: "y" * 200, num_accepted=num_accepted)
+    (line,) = warned(engine, lines=[{"prompt": "a"}])
+    assert line.startswith(words)
+    assert warned(engine, "--quiet", lines=[{"prompt": "a"}]) == []
+    assert warned(engine, "--json", lines=[{"prompt": "a"}]) == [line]
+
+
+def test_each_proposer_that_requests_asked_for_is_judged_by_all_of_them() -> None:
+    engine = FakeEngine(answer=lambda prompt: "y" * 50, num_accepted=None)
+    asked = [{"prompt": "a", "proposer": name} for name in ("ngram", "suffix", "ngram", "suffix", "none", "none")]
+    names = [line.split()[3] for line in warned(engine, lines=asked)]
+    assert names == ["ngram", "suffix"]
+    assert warned(engine, lines=asked[4:]) == []
+    assert warned(engine, lines=[{"prompt": "a", "num_speculative_tokens": 0}] * 2) == []
+
+
+@pytest.mark.parametrize("num_accepted", [None, 0])
+def test_short_runs_are_not_judged(num_accepted: int | None) -> None:
+    engine = FakeEngine(answer=lambda prompt: "y" * 60, num_accepted=num_accepted)
+    assert warned(engine, lines=[{"prompt": "a"}]) == []
+    assert warned(engine, "--max-tokens=2", lines=[{"prompt": "a"}] * 40) == []

@@ -53,7 +53,7 @@ OPTIONS = {
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
 }
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml")
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml", "importlib.metadata")
 
 
 def surface(command: click.Command, name: str) -> dict[str, dict[str, object]]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec.core.block_manager import BlockManager
-from specdec.core.scheduler import Schedule, Scheduler
+from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence, Status
 from specdec.step.paths import path_moves
 from specdec.types import Draft, Request, SamplingParams, Verdict
@@ -51,9 +51,18 @@ class CoreMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, "a"]),
         k=st.sampled_from([4, 3, 2, 1, 0]),
         owns_kv=st.booleans(),
+        ahead=st.none() | st.integers(0, 9),
     )
     def add(
-        self, prompt: list[int], n: int, priority: int, max_tokens: int, salt: str | None, k: int, owns_kv: bool
+        self,
+        prompt: list[int],
+        n: int,
+        priority: int,
+        max_tokens: int,
+        salt: str | None,
+        k: int,
+        owns_kv: bool,
+        ahead: int | None,
     ) -> None:
         prompt = prompt[: self.scheduler.max_model_len - 1]
         params = SamplingParams(n=n, max_tokens=max_tokens, detokenize=False)
@@ -69,6 +78,7 @@ class CoreMachine(RuleBasedStateMachine):
             proposer="random",
             num_speculative_tokens=k,
             draft_kv="random" if owns_kv and k else None,
+            num_lookahead_tokens=ahead,
             stop_token_ids=frozenset({EOS}),
             eos_token_ids=frozenset({EOS}),
         )
@@ -90,6 +100,10 @@ class CoreMachine(RuleBasedStateMachine):
         verdicts = [self.judge(row, data) for row in schedule.rows]
         moves = path_moves(schedule.rows, verdicts, self.blocks.block_size)
         self.kv |= dict(zip((to for _, to in moves), [self.kv[source] for source, _ in moves], strict=True))
+        owned = [i for i, row in enumerate(schedule.rows) if row.draft.has_kv and row.sequence.request.draft_kv]
+        moves = path_moves([schedule.rows[i] for i in owned], [verdicts[i] for i in owned], self.blocks.block_size)
+        held = [self.draft_kv.get(source, (-1,)) for source, _ in moves]
+        self.draft_kv |= dict(zip((to for _, to in moves), held, strict=True))
         self.scheduler.commit(schedule, verdicts)
         if data.draw(st.integers(0, 9)):  # else the step is interrupted before it drafts
             self.propose(schedule, data)
@@ -144,10 +158,12 @@ class CoreMachine(RuleBasedStateMachine):
         return all(self.kv[self.slot(sequence, p)] == tuple(sequence.token_ids[: p + 1]) for p in range(length))
 
     def draft_kv_is_right(self, sequence: Sequence) -> bool:
-        content = [*sequence.token_ids, *sequence.draft.token_ids]
+        """Of committed tokens all that are counted, of drafted ones those that have children."""
+        row = ScheduledRow(sequence, 0, sequence.num_tokens + len(sequence.draft), sequence.draft)
         return all(
-            self.draft_kv[self.slot(sequence, p)] == tuple(content[: p + 1])
+            self.draft_kv[self.slot(sequence, p)] == self.prefix(row, p)
             for p in range(sequence.num_draft_computed_tokens)
+            if p < sequence.num_tokens or sequence.draft.children(p - sequence.num_tokens)
         )
 
     def propose(self, schedule: Schedule, data: st.DataObject) -> None:
@@ -159,21 +175,29 @@ class CoreMachine(RuleBasedStateMachine):
             count = length - data.draw(st.integers(0, length))
             drafted = data.draw(st.lists(TOKENS, min_size=count, max_size=count))
             fails = data.draw(st.integers(0, 9)) == 0
-            if sequence.request.draft_kv is not None:
-                self.write_draft(sequence, drafted, length, data.draw(st.integers(0, 9)) if fails else None)
             parents = None
-            if sequence.request.draft_kv is None and data.draw(st.booleans()):
+            if data.draw(st.booleans()):
                 parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(len(drafted)))
-            answers.append(None if fails else Draft(tuple(drafted), parents, proposer="random"))
+            draft = Draft(tuple(drafted), parents, proposer="random", has_kv=data.draw(st.booleans()))
+            if sequence.request.draft_kv is not None:
+                self.write_draft(sequence, draft, length, data.draw(st.integers(0, 9)) if fails else None)
+            answers.append(None if fails else draft)
         self.scheduler.set_drafts(asked, answers)
 
-    def write_draft(self, sequence: Sequence, drafted: list[int], length: int, limit: int | None) -> None:
-        """What a draft model computes for one proposal; the first `limit` positions of it if it fails then."""
-        content = [*sequence.token_ids, *drafted]
+    def write_draft(self, sequence: Sequence, draft: Draft, length: int, limit: int | None) -> None:
+        """What a proposer with KV computes for one draft; the first `limit` positions of it if it fails then.
+
+        It goes as far as the block table; what it does not vouch for is junk.
+        """
         start = sequence.num_draft_computed_tokens
-        end = len(content) - (1 if drafted else 0) if length else sequence.num_computed_tokens
+        end = sequence.num_tokens if length else sequence.num_computed_tokens
+        row = ScheduledRow(sequence, 0, sequence.num_tokens + len(draft), draft)
+        if draft:
+            end += draft.num_kv_tokens if draft.has_kv else len(draft) - 1
         for position in range(start, end if limit is None else min(end, start + limit)):
-            self.draft_kv[self.slot(sequence, position)] = tuple(content[: position + 1])
+            drafted = position - sequence.num_tokens
+            vouched = drafted < 0 or (draft.has_kv and draft.children(drafted))
+            self.draft_kv[self.slot(sequence, position)] = self.prefix(row, position) if vouched else (-1,)
 
     @precondition(lambda self: self.scheduler.has_unfinished())
     @rule(data=st.data())

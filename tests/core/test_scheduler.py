@@ -274,7 +274,7 @@ def test_a_draft_with_kv_gets_the_slots_it_will_write() -> None:
     step(scheduler)
     assert (sequence.num_tokens, len(sequence.block_table)) == (7, 9)
     assert scheduler.draft_length(sequence) == 3
-    scheduler.set_drafts([sequence], [Draft((1, 1, 1), proposer="d")])
+    scheduler.set_drafts([sequence], [Draft((1, 1, 1), proposer="d", has_kv=True)])
     assert sequence.num_draft_computed_tokens == 9
     step(scheduler, accepted=3)
     assert (sequence.num_tokens, sequence.num_draft_computed_tokens, len(sequence.block_table)) == (11, 9, 13)
@@ -287,7 +287,7 @@ def test_draft_kv_is_valid_up_to_the_last_accepted_token_that_it_computed(accept
     sequence = make_sequence([1] * 6, draft_kv="d", k=3)
     scheduler.add(sequence)
     step(scheduler)
-    scheduler.set_drafts([sequence], [Draft((1, 1, 1), proposer="d")])
+    scheduler.set_drafts([sequence], [Draft((1, 1, 1), proposer="d", has_kv=True)])
     step(scheduler, accepted=accepted)
     assert sequence.num_draft_computed_tokens == valid
     scheduler.set_drafts([sequence], [None])
@@ -315,7 +315,7 @@ def test_samples_wait_until_the_draft_has_computed_their_prompt() -> None:
     scheduler.add(samples[0])
     step(scheduler)
     assert not scheduler.waiting
-    scheduler.set_drafts(samples[:1], [Draft((1, 1), proposer="d")])
+    scheduler.set_drafts(samples[:1], [Draft((1, 1), proposer="d", has_kv=True)])
     assert scheduler.waiting == samples[1:]
     assert samples[1].num_draft_computed_tokens == samples[1].num_computed_tokens == 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.engine.draft_models import check_vocabularies
+from specdec.models.safetensors_file import HuggingFaceCheckpoint
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.tokenizer import Tokenizer
@@ -92,7 +94,8 @@ def test_all_layers_are_accepted_whole_when_sampling(folder: Path) -> None:
 
 def test_a_second_model_drafts(folder: Path, small: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    tokens, drafted, accepted = answers(load(folder, 3, model=str(small)), params)
+    with pytest.warns(UserWarning, match="proposer draft: the first drafted token was accepted in"):
+        tokens, drafted, accepted = answers(load(folder, 3, model=str(small)), params)
     assert tokens == answers(load(folder), params)[0]
     assert drafted > accepted
     same, drafted, accepted = answers(load(folder, 3, model=str(folder)), params)
@@ -141,16 +144,62 @@ def test_the_drafts_bytes_are_in_the_memory_plan(folder: Path, small: Path) -> N
     assert own.logits_bytes > plain.logits_bytes
 
 
-def test_more_layers_than_the_model_has_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"num_draft_layers \(4\) is more than the 3 layers of the model"):
-        load(folder, num_draft_layers=4)
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading any weight ends the test."""
+
+    def read(self: HuggingFaceCheckpoint, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(HuggingFaceCheckpoint, "read", read)
 
 
+@pytest.mark.usefixtures("no_weights")
+def test_what_is_right_is_read(folder: Path, small: Path) -> None:
+    for settings in ({}, {"num_draft_layers": 3}, {"model": str(small)}):
+        with pytest.raises(AssertionError, match="was read"):
+            load(folder, **settings)
+
+
+def refused(folder: Path, **settings: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as error:
+        load(folder, **settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_more_layers_than_the_model_has_are_refused_before_weights_are_read(folder: Path) -> None:
+    message = refused(folder, num_draft_layers=4)
+    assert message == "num_draft_layers (4) is more than the 3 layers of the model"
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_wrong_draft_model_is_refused_before_weights_are_read(folder: Path, small: Path, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere.gguf")
+    assert refused(folder, model=nowhere).startswith(f"the draft model {nowhere}: there is no model at '{nowhere}'")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(small, damaged)
+    (damaged / "model.safetensors").write_bytes(b"no tensors")
+    assert refused(folder, model=str(damaged)).startswith(f"the draft model {damaged}: {damaged}/model.safetensors is")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_missing_tensors_of_a_draft_model_are_listed_before_weights_are_read(folder: Path, tmp_path: Path) -> None:
+    save(tmp_path, layers=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    message = refused(folder, model=str(tmp_path))
+    assert message.startswith(
+        f"the draft model {tmp_path}: the checkpoint does not fit LlamaForCausalLM: tensors missing"
+    )
+
+
+@pytest.mark.usefixtures("no_weights")
 def test_another_vocabulary_is_refused_with_its_first_difference(folder: Path, tmp_path: Path) -> None:
     swapped = [*ALPHABET[:100], ALPHABET[101], ALPHABET[100], *ALPHABET[102:]]
-    with pytest.raises(ValueError, match="another vocabulary than the model: token 100 is") as refused:
-        load(folder, model=str(save(tmp_path, pieces=swapped)))
-    assert "\n" not in str(refused.value)
+    message = refused(folder, model=str(save(tmp_path, pieces=swapped)))
+    assert "another vocabulary than the model: token 100 is" in message
 
 
 def tokenizer(pieces: list[str], special: list[str]) -> Tokenizer:

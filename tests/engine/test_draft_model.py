@@ -99,6 +99,7 @@ class Switched(DraftModelProposer):
 
     def __init__(self, inner: DraftModelProposer, skip: bool) -> None:
         self.inner, self.skip, self.calls = inner, skip, 0
+        self.wants = inner.wants
 
     @property
     def kv_caches(self):
@@ -217,3 +218,77 @@ def test_a_draft_whose_logits_are_no_numbers_drafts_nothing() -> None:
     outputs = generate(drafting(target, broken), PROMPTS, params)
     assert tokens(outputs) == tokens(generate(make_engine(target), PROMPTS, params))
     assert all(not o.outputs[0].speculation.num_drafts for o in outputs)
+
+
+BREADTH = {**LAYERS, "tree": "breadth", "tree_nodes": 14, "tree_width": 2}
+CONFIDENCE = {**LAYERS, "tree": "confidence", "tree_nodes": 7, "tree_width": 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("verifier", ["rejection", "block", "coupled"])
+@pytest.mark.parametrize("budget", [20, 64])
+def test_a_tree_of_the_targets_own_is_accepted_to_its_full_depth(temperature, verifier, budget) -> None:
+    """Each time along its first children, whose KV stays, moved to where plain decoding would have put it."""
+    draft = script_model()
+    engine = drafting(
+        script_model(), draft, 3, settings=BREADTH, verifier=verifier, max_num_batched_tokens=budget, max_num_seqs=1
+    )
+    engine.add_request("r", [1, 2, 3] * 7, SamplingParams(temperature=temperature, max_tokens=121, seed=5))
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        check_draft_kv(engine)
+    stats = outputs[0].outputs[0].speculation
+    assert stats.num_accepted_tokens == 3 * stats.num_drafts
+    assert stats.num_draft_tokens == 14 * stats.num_drafts
+    # The prompt once; of each draft its 6 nodes with children, the last accepted one, and the bonus token.
+    assert draft.num_computed <= 22 + 8 * stats.num_drafts + 8
+
+
+@pytest.mark.parametrize("settings", [BREADTH, CONFIDENCE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_of_another_model_change_nothing_and_leave_no_stale_kv(settings, temperature) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=40, seed=2, frequency_penalty=0.5)
+    engine = drafting(script_model(), script_model(7), 4, settings=settings, verifier="coupled", kv_cache_tokens=72)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(f"r{i}", prompt, params)
+    finished = {}
+    while engine.has_unfinished_requests():
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+        engine.scheduler.check_integrity()
+        check_draft_kv(engine)
+    assert engine.scheduler.num_preemptions > 0
+    outputs = [finished[f"r{i}"] for i in range(len(PROMPTS))]
+    assert rejected(outputs) > 0
+    plain = generate(make_engine(script_model()), PROMPTS, params)
+    assert tokens(outputs) == tokens(plain)
+
+
+def test_confidence_ranked_trees_hold_the_likeliest_paths() -> None:
+    """What is submitted are the seven likeliest nodes of all that was looked at."""
+    draft = script_model()
+    engine = drafting(script_model(), draft, 3, settings=CONFIDENCE)
+    engine.add_request("r", [1, 2, 3], SamplingParams(temperature=0, max_tokens=9))
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    guess = sequence.draft
+    assert len(guess) == 7
+
+    def confidence(path: tuple[int, ...]) -> float:
+        prefix, total = tuple(sequence.token_ids), 0.0
+        for token in path:
+            total += float(draft.logits(prefix).log_softmax(-1)[token])
+            prefix = (*prefix, token)
+        return total
+
+    def path(node: int) -> tuple[int, ...]:
+        assert guess.parents is not None
+        return () if node < 0 else (*path(guess.parents[node]), guess.token_ids[node])
+
+    submitted = {path(node) for node in range(7)}
+    weakest = min(confidence(each) for each in submitted)
+    level = [()]
+    for _ in range(3):  # three levels, the three likeliest of each with their three likeliest children
+        children = [sorted((*above, t) for t in range(VOCABULARY)) for above in level]
+        seen = [each for own in children for each in sorted(own, key=confidence)[-3:]]
+        assert all(each in submitted for each in seen if confidence(each) > weakest)
+        level = sorted(seen, key=confidence)[-3:]

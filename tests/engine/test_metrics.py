@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
 from specdec.engine import Engine
-from specdec.proposers.base import build_proposer
+from specdec.proposers.registry import build_proposer
 from specdec.types import RequestOutput, SamplingParams, SpeculationParams, SpeculationStats
 from tests.test_metrics import read
 from tests.toys import (

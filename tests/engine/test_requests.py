@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.proposers.base import NOTHING
 from specdec.types import EMPTY_DRAFT, Draft, SamplingParams, SpeculationParams
 from tests.toys import (
     EOS,
@@ -261,6 +262,7 @@ class Broken:
     """Breaks the contract in one way or another."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, how: str) -> None:
         self.how = how

@@ -53,7 +53,12 @@ def config(proposer: str, k: int = 3, **options: object) -> EngineConfig:
 
 
 def verify(
-    models: Tiny, own: EngineConfig, temperature: float = 0.0, *, prompts: Many[tuple[int, ...]] = PROMPTS, **options: int
+    models: Tiny,
+    own: EngineConfig,
+    temperature: float = 0.0,
+    *,
+    prompts: Many[tuple[int, ...]] = PROMPTS,
+    **options: int,
 ) -> Report:
     settings = Settings(temperature, **{"max_tokens": 24, "draws": 512, **options})
     return verify_losslessness(models.build, models.build(own), prompts, settings, Watch())

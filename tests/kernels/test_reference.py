@@ -45,24 +45,33 @@ class Row:
     def masks(self) -> list[int]:
         return [0] * self.queries + [sum(1 << a for a in self.ancestors(n)) for n in range(len(self.parents))]
 
-    def seen_by(self, query: int, window: int | None) -> list[int]:
+    def seen_by(self, query: int, window: int | None, first_entry: int = 0) -> list[int]:
         """The entries that the row's `query`-th token sees, from the contract's words."""
         at = self.positions[query]
         seen = [entry for entry in range(self.committed) if entry <= at]
         if query >= self.queries:
             seen += [self.committed + node for node in self.ancestors(query - self.queries)]
         entry_positions = [*range(self.committed), *self.positions[self.queries :]]
+        seen = [entry for entry in seen if entry >= first_entry]
         return sorted(e for e in seen if window is None or entry_positions[e] > at - window)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Row:
-    committed = draw(st.integers(1, 20))
-    queries = draw(st.integers(1, committed))
+def rows(draw: st.DrawFn, void: int = 0) -> Row:
+    """Rows of which the first `void` entries were computed by nobody; draft nodes may come without committed tokens."""
     parents: list[int] = []
     for node in range(draw(st.integers(0, 6))):
         parents.append(draw(st.integers(-1, node - 1)))
-    return Row(committed, queries, tuple(parents))
+    fewest = 0 if parents else 1
+    committed = draw(st.integers(void + fewest, 20))
+    return Row(committed, draw(st.integers(fewest, committed - void)), tuple(parents))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, list[Row]]:
+    """A number of void entries and rows that have them."""
+    void = draw(st.sampled_from([0, 1, 3]))
+    return void, draw(st.lists(rows(void), min_size=1, max_size=4))
 
 
 def signed(mask: int) -> int:
@@ -80,15 +89,17 @@ def chunk(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("chunk")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(rows(), min_size=1, max_size=4),
+    batches(),
     st.sampled_from([None, 1, 3, 8]),
     st.sampled_from([None, 2.0]),
     st.booleans(),
 )
 def test_paged_attention_equals_a_loop_over_queries(
-    batch: list[Row], window: int | None, soft_cap: float | None, faulty: bool
+    void_and_batch: tuple[int, list[Row]], window: int | None, soft_cap: float | None, faulty: bool
 ) -> None:
-    """Blocks lie shuffled; every slot that no row owns is NaN, and if `faulty` so is every row's last draft node."""
+    """Blocks lie shuffled; every slot that no row owns is NaN, so are the void entries, and if `faulty` every row's
+    last draft node."""
+    void, batch = void_and_batch
     torch.manual_seed(len(batch))
     lengths = [row.committed + len(row.parents) for row in batch]
     counts = [-(-length // BLOCK) for length in lengths]
@@ -101,6 +112,7 @@ def test_paged_attention_equals_a_loop_over_queries(
         slots = torch.tensor([int(tables[b, e // BLOCK]) * BLOCK + e % BLOCK for e in range(length)])
         shape = (length, KV_HEADS, HEAD_DIM)
         key, value = torch.randn(shape).double(), torch.randn(shape).double()
+        key[:void], value[:void] = math.nan, math.nan
         if faulty and batch[b].parents:
             key[-1], value[-1] = math.inf, math.nan
         reference.write_kv(key, value, keys, values, slots)
@@ -120,13 +132,15 @@ def test_paged_attention_equals_a_loop_over_queries(
         scale=0.3,
         sliding_window=window,
         soft_cap=soft_cap,
+        first_entry=void,
     )
     at = 0
     for b, row in enumerate(batch):
         for i in range(sizes[b]):
-            slots = [int(tables[b, e // BLOCK]) * BLOCK + e % BLOCK for e in row.seen_by(i, window)]
+            seen = row.seen_by(i, window, void)
+            slots = [int(tables[b, e // BLOCK]) * BLOCK + e % BLOCK for e in seen]
             expected = _one_query(query[at], keys.view(-1, KV_HEADS, HEAD_DIM)[slots], values, slots, soft_cap)
-            if faulty and row.parents and i >= row.queries and lengths[b] - 1 in row.seen_by(i, window):
+            if faulty and row.parents and i >= row.queries and lengths[b] - 1 in seen:
                 assert out[at].isnan().any()
             else:
                 assert torch.allclose(out[at], expected, atol=1e-12, rtol=0)
@@ -159,6 +173,23 @@ def test_visible_entries(row: Row, window: int | None) -> None:
     )
     seen = [entries.nonzero().flatten().tolist() for entries in visible]
     assert seen == [row.seen_by(query, window) for query in range(row.queries + len(row.parents))]
+
+
+@given(rows(), st.sampled_from([None, 1, 2, 5]), st.data())
+def test_what_a_query_sees_does_not_depend_on_the_other_queries(
+    row: Row, window: int | None, data: st.DataObject
+) -> None:
+    """A draft that grows computes one level at a time."""
+    count = row.queries + len(row.parents)
+    chosen = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    visible = reference.visible_entries(
+        torch.tensor([row.positions[i] for i in chosen]),
+        torch.tensor([signed(row.masks[i]) for i in chosen]),
+        row.committed + len(row.parents),
+        row.committed,
+        window,
+    )
+    assert [entries.nonzero().flatten().tolist() for entries in visible] == [row.seen_by(i, window) for i in chosen]
 
 
 def test_a_chain_of_64_uses_every_bit() -> None:

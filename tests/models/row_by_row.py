@@ -33,6 +33,7 @@ class RowByRow:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        first_entry: int = 0,
     ) -> torch.Tensor:
         out = torch.empty_like(query)
         starts, block_size = query_start_loc.tolist(), key_cache.shape[1]
@@ -42,6 +43,7 @@ class RowByRow:
             visible = reference.visible_entries(positions[rows], masks, length, int(committed_lens[b]), sliding_window)
             for at, seen in zip(range(rows.start, rows.stop), visible, strict=True):
                 entries = seen.nonzero().flatten()
+                entries = entries[entries >= first_entry]
                 blocks, offsets = block_tables[b].long()[entries // block_size], entries % block_size
                 out[at] = _attend(query[at], key_cache[blocks, offsets], value_cache[blocks, offsets], scale, soft_cap)
         return out

@@ -10,6 +10,7 @@ import torch
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.models.decoder import Decoder
+from specdec.models.eagle import EagleHead
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.types import EMPTY_DRAFT, Draft, Request, SamplingParams
@@ -29,9 +30,9 @@ class Span:
 
 @dataclass
 class Stepper:
-    """A decoder, its cache, and a shuffled list of free blocks."""
+    """A decoder or a head, its cache, and a shuffled list of free blocks."""
 
-    decoder: Decoder
+    decoder: Decoder | EagleHead
     num_blocks: int = 256
     free: list[int] = field(init=False)
     kv: KVCache = field(init=False)
@@ -47,16 +48,20 @@ class Stepper:
         request = Request(name, tuple(token_ids), SamplingParams(), seed=0, arrival=0)
         return Sequence(request, 0, list(token_ids))
 
-    @torch.inference_mode()
-    def step(self, spans: list[Span]) -> list[torch.Tensor]:
-        """Logits of every position of every span, [count + draft, vocab] each."""
+    def batch(self, spans: list[Span]) -> Batch:
+        """The tensors of a step over the spans, which get the blocks they lack."""
         rows = [ScheduledRow(s.sequence, s.start, s.count + len(s.draft), s.draft) for s in spans]
         for row in rows:
             while len(row.sequence.block_table) * BLOCK_SIZE < row.end:
                 row.sequence.block_table.append(self.free.pop())
-        batch = Batch.build(Schedule(tuple(rows)), BLOCK_SIZE, torch.device("cpu"))
+        return Batch.build(Schedule(tuple(rows)), BLOCK_SIZE, torch.device("cpu"))
+
+    @torch.inference_mode()
+    def step(self, spans: list[Span]) -> list[torch.Tensor]:
+        """Logits of every position of every span, [count + draft, vocab] each."""
+        batch = self.batch(spans)
         hidden = self.decoder(batch, self.kv)
-        return list(self.decoder.compute_logits(hidden).split([row.num_scheduled_tokens for row in rows]))
+        return list(self.decoder.compute_logits(hidden).split([row.num_scheduled_tokens for row in batch.rows]))
 
 
 def chunked_logits(decoder: Decoder, prompts: list[list[int]], chunk: int) -> list[torch.Tensor]:

@@ -6,14 +6,23 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from specdec.core.sequence import Sequence
 from specdec.kernels import choose_backend
 from specdec.proposers.base import DraftModel, ProposerContext
+from specdec.tokenizer import Tokenizer
 from specdec.types import Request, SamplingParams
 from tests.toys import ScriptedModel, random_script
 
-SETTINGS: dict[str, dict[str, Any]] = {"draft": {"num_draft_layers": 1}}
+EXAMPLE = "phrases_proposer:PhrasesProposer"
+"""The README's example of a proposer from outside."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "draft": {"num_draft_layers": 1},
+    EXAMPLE: {"phrases": ["abcdacbdd", "caab"]},
+}
 """What a method cannot do without."""
 
 BLOCK_SIZE = 4
@@ -21,7 +30,7 @@ BLOCKS_PER_SEQUENCE = 16
 
 
 def make_context(vocab_size: int = 4, num_sequences: int = 4) -> ProposerContext:
-    """An engine for `num_sequences` of `make_sequence`, with a scripted draft model."""
+    """An engine for `num_sequences` of `make_sequence`, with a scripted draft model and letters for tokens."""
     model = ScriptedModel(random_script(vocab_size, order=30), vocab_size)
     return ProposerContext(
         vocab_size=vocab_size,
@@ -32,6 +41,7 @@ def make_context(vocab_size: int = 4, num_sequences: int = 4) -> ProposerContext
         kernels=choose_backend("cpu"),
         device=torch.device("cpu"),
         draft_model=DraftModel(model, vocab_size, model.max_model_len),
+        tokenizer=Tokenizer(Backend(models.BPE({chr(ord("a") + i): i for i in range(vocab_size)}, []))),
     )
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
-from specdec.proposers.base import PROPOSERS, ProposalInput, Proposer, build_proposer
+from specdec.proposers.base import NOTHING, ProposalInput, Proposer
+from specdec.proposers.registry import PROPOSERS, build_proposer
 from specdec.types import Draft
-from tests.proposers.helpers import SETTINGS, make_context, make_sequence
+from tests.proposers.helpers import EXAMPLE, SETTINGS, make_context, make_sequence
 
 VOCAB_SIZE = 4
 MAX_LENGTH = 6
@@ -78,7 +79,7 @@ def play(proposer: Proposer, scenario: Scenario, groups: Many[Many[int]] | None 
 
 
 def check_form(build: Build, method: str, scenario: Scenario) -> None:
-    """One draft a sequence, not too long, of valid ids, with a sound tree and sound laws, under the method's name."""
+    """One draft a sequence, not too long, of valid ids, with a sound tree and sound laws, under no other's name."""
     proposer = build()
     sequences = scenario.sequences()
     for lengths in scenario.lengths:
@@ -93,7 +94,7 @@ def check_draft(draft: Draft, length: int, method: str) -> None:
     assert len(draft) <= length
     assert isinstance(draft.token_ids, tuple)
     assert all(type(token) is int and 0 <= token < VOCAB_SIZE for token in draft.token_ids)
-    assert draft.proposer == method
+    assert draft.proposer in (method, "none")  # the runner names what has no name
     if draft.parents is not None:
         assert len(draft.parents) == len(draft)
         assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
@@ -166,7 +167,7 @@ def check_forget(build: Build, method: str, scenario: Scenario) -> None:
 CHECKS = (check_form, check_order, check_determinism, check_purity, check_catch_up, check_forget)
 
 
-@pytest.mark.parametrize("method", PROPOSERS)
+@pytest.mark.parametrize("method", [*PROPOSERS, EXAMPLE])
 @pytest.mark.parametrize("check", CHECKS)
 @given(scenario=scenarios())
 def test_contract(check: Check, method: str, scenario: Scenario) -> None:
@@ -178,6 +179,7 @@ class Wrong:
     """Repeats a sequence's last token, and breaks one clause of the contract."""
 
     kv_caches = ()
+    wants = NOTHING
 
     def __init__(self, fault: str) -> None:
         self.fault = fault

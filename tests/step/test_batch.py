@@ -87,11 +87,35 @@ def test_only_what_does_not_lie_in_place_is_moved() -> None:
     assert path_moves(rows[1:], verdicts[1:], 3) == []
 
 
-def test_single_tokens_are_rows_of_their_own() -> None:
+def test_drafted_tokens_are_rows_of_their_own() -> None:
     tables = np.array([[3, 5], [7, 0]], np.int32)
-    batch = Batch.of_tokens(np.array([11, 12]), np.array([5, 2]), tables, 4, torch.device("cpu"))
+    places, one = np.array([5, 2]), np.array([1, 1])
+    batch = Batch.of_drafts(np.array([11, 12]), places, places, one, places, tables, None, 4, CPU)
     assert batch.slot_mapping.tolist() == [5 * 4 + 1, 7 * 4 + 2]
     assert batch.seq_lens.tolist() == batch.committed_lens.tolist() == [6, 3]
     assert batch.query_start_loc.tolist() == [0, 1, 2]
     assert batch.logits_indices.tolist() == [0, 1]
     assert batch.ancestor_masks is None
+
+
+def test_drafted_trees_go_where_their_masks_say() -> None:
+    """Row 0 computes two siblings and row 1 one node under a node computed before."""
+    tables = np.array([[3, 5], [7, 0]], np.int32)
+    batch = Batch.of_drafts(
+        np.array([11, 12, 13]),
+        np.array([5, 5, 3]),
+        np.array([5, 6, 3]),
+        np.array([2, 1]),
+        np.array([5, 2]),
+        tables,
+        np.array([1, 2, 3], np.uint64),
+        4,
+        CPU,
+    )
+    assert batch.slot_mapping.tolist() == [21, 22, 31]
+    assert batch.query_start_loc.tolist() == [0, 2, 3]
+    assert batch.seq_lens.tolist() == [7, 4]
+    assert batch.committed_lens.tolist() == [5, 2]
+    assert batch.ancestor_masks is not None
+    assert batch.ancestor_masks.tolist() == [1, 2, 3]
+    assert batch.logits_start == (0, 2, 3)

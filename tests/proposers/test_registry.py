@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from specdec.config import SpeculativeConfig
-from specdec.proposers.base import PROPOSERS, NoProposer, NoSettings, ProposalInput, build_proposer, check_settings
+from specdec.proposers.base import NoProposer, NoSettings, ProposalInput
 from specdec.proposers.ngram import NgramProposer, NgramSettings
+from specdec.proposers.registry import PROPOSERS, build_proposer, check_settings, num_nodes
 from specdec.types import EMPTY_DRAFT
 from tests.proposers.helpers import SETTINGS, make_context, make_sequence
 
@@ -33,6 +34,11 @@ def test_build_takes_the_methods_own_settings() -> None:
     proposer = build_proposer(config, make_context())
     assert isinstance(proposer, NgramProposer)
     assert proposer.settings.prompt_lookup_max == 7
+
+
+def test_the_most_nodes_of_a_draft_are_known_before_the_proposer_is_built() -> None:
+    assert num_nodes(SpeculativeConfig("none", 4)) == 0
+    assert num_nodes(SpeculativeConfig("ngram", 7)) == 7
 
 
 def test_no_proposer_answers_empty_drafts() -> None:

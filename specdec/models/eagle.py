@@ -1,0 +1,192 @@
+"""EAGLE heads: one decoder layer that guesses on from the target's hidden states.
+
+An entry of the head pairs the target's feature at position p - 1 with the token at position p; it is stored at the
+slot of p and rotated as p. So position 0 has no entry: what lies in its slot is never looked at. EAGLE-1/2: arXiv
+2401.15077 and 2406.16858; EAGLE-3: arXiv 2503.01840.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from specdec.kernels import Kernels
+from specdec.models.config import ModelConfig
+from specdec.models.decoder import Decoder, finished_logits
+from specdec.models.head_config import EagleConfig
+from specdec.models.layers import MLP, Attention, Rotation
+from specdec.models.parts import Embedding, Linear, RMSNorm
+from specdec.models.rope import RopeTable
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache, KVLayout
+
+FIRST_ENTRY = 1
+"""The first position that has an entry."""
+
+
+class FusedInput(nn.Module):
+    """EAGLE-1/2: token and feature become one state, which is the layer's input and its residual."""
+
+    def __init__(self, config: EagleConfig, kernels: Kernels) -> None:
+        super().__init__()
+        size = config.model.hidden_size
+        self.fc = Linear(2 * size, size, config.fc_bias, kernels)
+
+    def combine(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, H] each -> the attention's input and the residual, [T, H] each."""
+        fused = self.fc(torch.cat((embedded, features), dim=-1))
+        return fused, fused
+
+
+class NormedInput(nn.Module):
+    """EAGLE-3: token and feature stand side by side, each normalised; the residual is the feature."""
+
+    def __init__(self, config: EagleConfig, kernels: Kernels) -> None:
+        super().__init__()
+        size = config.model.hidden_size
+        self.fc = Linear(config.feature_size, size, config.fc_bias, kernels)
+        self.input_norm = RMSNorm(size, config.model, kernels)
+        self.hidden_norm = RMSNorm(size, config.model, kernels)
+        self.norm_before_residual = config.norm_before_residual
+
+    def combine(self, features: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(features)
+        return out
+
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, H] each -> the attention's input [T, 2 * H] and the residual [T, H]."""
+        normed = self.hidden_norm(features)
+        both = torch.cat((self.input_norm(embedded), normed), dim=-1)
+        return both, normed if self.norm_before_residual else features
+
+
+class HeadLayer(nn.Module):
+    """A decoder layer whose input and residual are made elsewhere."""
+
+    def __init__(self, config: ModelConfig, input_size: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.attention = Attention(config, config.layers[0], kernels, input_size=input_size, first_entry=FIRST_ENTRY)
+        self.mlp_norm = RMSNorm(config.hidden_size, config, kernels)
+        self.mlp = MLP(config, kernels)
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        residual: torch.Tensor,
+        rotation: Rotation,
+        batch: Batch,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """Inputs [T, input_size], residual [T, H] -> [T, H]; caches are the layer's own."""
+        hidden = residual + self.attention(inputs, rotation, batch, keys, values)
+        out: torch.Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return out
+
+
+class EagleHead(nn.Module):
+    """An EAGLE head for one target, of which it may use the embedding and (EAGLE-1/2) the output matrix.
+
+    `draft_token_ids` int64 [Vd] are the target ids of the logits; None where logits and target ids are the same.
+    Its parameters are on the meta device until the loader assigns them.
+    """
+
+    draft_token_ids: torch.Tensor | None
+
+    def __init__(self, config: EagleConfig, target: Decoder, kernels: Kernels, max_model_len: int) -> None:
+        super().__init__()
+        model, is_eagle3 = config.model, config.kind == "eagle3"
+        self.config = config
+        self.kernels = kernels
+        self.max_model_len = max_model_len
+        # Bound methods: the target's parameters are not this module's.
+        self._target_embed, self._target_matrix = target.embed_tokens.forward, target.output_matrix
+        self._soft_cap = None if is_eagle3 else target.config.final_soft_cap
+        self.embed_tokens = Embedding(model.vocab_size, model.hidden_size, kernels) if config.own_embedding else None
+        self.inputs = NormedInput(config, kernels) if is_eagle3 else FusedInput(config, kernels)
+        self.layer = HeadLayer(model, (1 + is_eagle3) * model.hidden_size, kernels)
+        self.norm: nn.Module = RMSNorm(model.hidden_size, model, kernels) if is_eagle3 else nn.Identity()
+        self.lm_head = Linear(model.hidden_size, config.draft_vocab_size, False, kernels) if is_eagle3 else None
+        rope = model.layers[0].rope
+        assert rope is not None, "the families of heads rotate every layer"
+        self.rope = RopeTable(rope, max_model_len)
+        self.register_buffer("draft_token_ids", None, persistent=False)
+
+    @property
+    def kind(self) -> str:
+        """ "eagle" (EAGLE-1/2) or "eagle3"."""
+        return self.config.kind
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The target's layers whose inputs are the features, in order; the number of layers stands for the last one's
+        output. Empty for "eagle", whose feature is the target's state after its final norm."""
+        return self.config.aux_layers
+
+    @property
+    def feature_size(self) -> int:
+        """F: width of the target features of one position."""
+        return self.config.feature_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.model.hidden_size
+
+    @property
+    def num_logits(self) -> int:
+        """Vd: how many tokens the head can guess."""
+        return len(self._target_matrix() if self.lm_head is None else self.lm_head.weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs.fc.weight.dtype
+
+    def combine(self, features: torch.Tensor) -> torch.Tensor:
+        """Target features [n, F] -> [n, H]: what `forward` takes beside a token."""
+        combined: torch.Tensor = self.inputs.combine(features.to(self.dtype))
+        return combined
+
+    def forward(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> torch.Tensor:
+        """Raw outputs [T, H] of the batch's tokens; their KV goes to the batch's slots.
+
+        `features` [T, H]: for a token at position p > 0, the combined features of position p - 1, or the head's own raw
+        output there.
+        """
+        embed = self._target_embed if self.embed_tokens is None else self.embed_tokens
+        inputs, residual = self.inputs(embed(batch.token_ids).to(self.dtype), features.to(self.dtype))
+        out: torch.Tensor = self.layer(inputs, residual, self.rope(batch.positions), batch, kv.keys[0], kv.values[0])
+        return out
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of raw outputs [n, H]: [n, Vd], float32 (float64 of a float64 head)."""
+        if self.lm_head is None:
+            matrix = self._target_matrix()
+            logits = self.kernels.linear(hidden.to(matrix.dtype), matrix)
+        else:
+            logits = self.lm_head(self.norm(hidden))
+        return finished_logits(logits, self._soft_cap)
+
+    def keep_tokens(self, token_ids: torch.Tensor) -> None:
+        """Of the logits of all the target's tokens, keep those of `token_ids` (int64 [Vd]), in their order.
+
+        A head that uses the target's output matrix then has these rows of it as its own.
+        """
+        assert self.draft_token_ids is None
+        if self.lm_head is None:
+            matrix = self._target_matrix()
+            self.lm_head = Linear(self.hidden_size, len(matrix), False, self.kernels)
+            self.lm_head.weight = nn.Parameter(matrix.to(self.dtype), requires_grad=False)
+        self.lm_head.keep_rows(token_ids)
+        self.draft_token_ids = token_ids
+
+    def kv_layout(self) -> KVLayout:
+        """The KV cache this head needs."""
+        return KVLayout(1, self.config.model.num_kv_heads, self.config.model.head_dim, self.dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of what the head holds beyond the target's own."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))

@@ -1,0 +1,89 @@
+"""Filling a module's parameters from named tensors on disk, none of them missing, left over or of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from specdec.config import DTYPES, unknown_name
+from specdec.models.weights import WeightPlan
+
+_MOST_LISTED = 8
+
+
+class Tensors(Protocol):
+    """Tensors on disk, by name."""
+
+    def names(self) -> list[str]:
+        """Every tensor."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor, on the CPU, in the file's dtype."""
+        ...
+
+
+def fill_parameters(
+    module: nn.Module, plan: WeightPlan, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, misfit: str
+) -> None:
+    """Give every parameter of `module` its memory and what `plan` says it holds.
+
+    Nothing is read before the list of tensors is known to be complete; a ValueError that begins with `misfit` lists
+    all that are missing, unused or of the wrong shape. Tensors are read one by one and converted on the way.
+    """
+    check_tensors(module, plan, tensors, misfit)
+    for name, shape in [(name, parameter.shape) for name, parameter in module.named_parameters()]:
+        filled = torch.empty(shape, dtype=dtype, device=device)
+        for piece in plan.pieces[name]:
+            filled[piece.index].copy_(tensors.read(piece.name))
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(filled, requires_grad=False))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of that name; ValueError for one that models are not run in."""
+    if name not in DTYPES or name == "auto":
+        raise ValueError(unknown_name("dtype", name, DTYPES))
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def check_tensors(module: nn.Module, plan: WeightPlan, tensors: Tensors, misfit: str) -> None:
+    """One ValueError, begun with `misfit`, that lists every missing, unused and mis-shaped tensor. Nothing is read."""
+    parameters = dict(module.named_parameters())
+    assert parameters.keys() == plan.pieces.keys(), parameters.keys() ^ plan.pieces.keys()
+    names = set(tensors.names())
+    wanted = {
+        piece.name: tuple(parameters[parameter][piece.index].shape)
+        for parameter, pieces in plan.pieces.items()
+        for piece in pieces
+    }
+    shapes = {name: tensors.shape(name) for name in wanted if name in names}
+    faults = [
+        *_listed("missing", [name for name in wanted if name not in names]),
+        *_listed("unused", sorted(names - wanted.keys() - plan.ignored)),
+        *_listed(
+            "of the wrong shape",
+            [
+                f"{name} {list(shapes[name])}, expected {list(wanted[name])}"
+                for name in shapes
+                if shapes[name] != wanted[name]
+            ],
+        ),
+    ]
+    if faults:
+        raise ValueError(f"{misfit}: tensors {'; '.join(faults)}")
+
+
+def _listed(fault: str, items: list[str]) -> Iterator[str]:
+    """A fault and its tensors, shortened where there are many; nothing for none."""
+    if items:
+        more = f" and {len(items) - _MOST_LISTED} more" if len(items) > _MOST_LISTED else ""
+        yield f"{fault}: {', '.join(items[:_MOST_LISTED])}{more}"

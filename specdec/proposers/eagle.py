@@ -1,0 +1,176 @@
+"""EAGLE heads draft from the target's own hidden states: one layer, its KV beside the target's (DESIGN.md, D3).
+
+The entry of position p pairs the token there with the target's feature at p - 1. Committed positions are computed from
+true features, drafted ones from the head's own outputs; these are guesses, and are computed anew once the target has
+confirmed their tokens. EAGLE-1/2: arXiv 2401.15077, 2406.16858; EAGLE-3: 2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+
+from specdec.config import unknown_name
+from specdec.core.scheduler import Schedule, ScheduledRow
+from specdec.core.sequence import Sequence
+from specdec.models.eagle import FIRST_ENTRY, EagleHead
+from specdec.proposers.base import ProposalInput, ProposerContext, TargetStates, Wants
+from specdec.proposers.features import FeatureStore
+from specdec.proposers.growing import Grower, Growth, grown
+from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
+from specdec.proposers.shapes import TreeChoice
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache
+from specdec.types import Draft
+
+SAMPLE_METHODS = ("probabilistic", "greedy")
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """A trained head: `model` is its directory or file. `draft_vocab`, a file with a list of token ids, keeps only
+    those in the output matrix of a head that has them all.
+
+    With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
+    head's law; "greedy" always takes its likeliest tokens.
+    """
+
+    model: str | None = None
+    draft_vocab: str | None = None
+    draft_sample_method: str = "probabilistic"
+    tree: str = TreeChoice.tree
+    tree_nodes: int = TreeChoice.tree_nodes
+    tree_width: int = TreeChoice.tree_width
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"a draft head needs model, its directory or file (--draft-model); got {self.model!r}")
+        if self.draft_vocab is not None and (not isinstance(self.draft_vocab, str) or not self.draft_vocab):
+            raise ValueError(f"draft_vocab must be a file with a list of token ids; got {self.draft_vocab!r}")
+        if self.draft_sample_method not in SAMPLE_METHODS:
+            raise ValueError(unknown_name("draft_sample_method", self.draft_sample_method, SAMPLE_METHODS))
+        assert self.tree_choice
+
+    @property
+    def tree_choice(self) -> TreeChoice:
+        return TreeChoice(self.tree, self.tree_nodes, self.tree_width)
+
+    @property
+    def samples(self) -> bool:
+        return self.draft_sample_method == "probabilistic"
+
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        return self.tree_choice.num_nodes(num_speculative_tokens)
+
+
+class EagleProposer:
+    """Keeps of a sequence its KV, and the feature that the next entry needs."""
+
+    def __init__(self, settings: HeadSettings, context: ProposerContext) -> None:
+        assert isinstance(context.draft_model, EagleHead)
+        self.context = context
+        self.head: EagleHead = context.draft_model
+        self.kv = KVCache(self.head.kv_layout(), context.num_blocks, context.block_size, context.device)
+        self.features = FeatureStore(
+            context.num_blocks, context.block_size, self.head.hidden_size, self.kv.layout.dtype, context.device
+        )
+        shape = grown(settings.tree_choice, context.num_speculative_tokens)
+        aux = self.head.aux_layers
+        self.wants = Wants(hidden=not aux, aux_layers=aux, num_slots=shape.num_slots)
+        self._grower = Grower(
+            context.method, shape, context.kernels, context.verifier, samples=settings.samples, keeps_kv=False
+        )
+        self._limit = LengthLimit("the draft head", self.head.max_model_len)
+        self._outputs = torch.empty(0)
+
+    @property
+    def kv_caches(self) -> tuple[KVCache, ...]:
+        return (self.kv,)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.features.forget(sequence)
+
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft | None]:
+        """A draft per sequence; None where the features of an earlier step are lost, so that the head cannot go on."""
+        growths = [
+            start_growth(sequence, self._limit.reachable(sequence, length), self.kv.block_size)
+            for sequence, length in zip(sequences, inp.lengths, strict=True)
+        ]
+        states = inp.states or [None] * len(growths)
+        is_lost = [not each for each in self._catch_up_all(growths, states)]
+        logits = self._logits(self._outputs) if len(self._outputs) else torch.empty(0, self.context.vocab_size)
+        drafts = self._grower.grow(growths, logits, self._step)
+        return [None if lost else draft for lost, draft in zip(is_lost, drafts, strict=True)]
+
+    def _catch_up_all(self, growths: Many[Growth], states: Many[TargetStates | None]) -> list[bool]:
+        """Compute what the cache lacks of committed tokens. Leaves the outputs [n, hidden] after the last one of those
+        that draft, and answers which sequences could be followed."""
+        rows: list[ScheduledRow] = []
+        features: list[torch.Tensor] = []
+        followed = []
+        for growth, own, combined in zip(growths, states, self._combine(states), strict=True):
+            row = missing_row(growth, FIRST_ENTRY, self.head.max_model_len)
+            needed = None
+            if own is not None and combined is not None:
+                needed = None if row is None else self.features.of_row(row, own, combined)
+                self.features.keep(growth.sequence, own, combined)
+            followed.append(row is None or needed is not None)
+            if row is not None and needed is not None:
+                rows.append(row)
+                features.append(needed)
+            else:
+                growth.frontier = []
+        self._outputs = self._catch_up(rows, features)
+        return followed
+
+    def _combine(self, states: Many[TargetStates | None]) -> list[torch.Tensor | None]:
+        """The features [n, hidden] of each sequence's last step."""
+        known = [each for each in states if each is not None]
+        if not known:
+            return [None] * len(states)
+        raw = torch.cat([self._raw(each) for each in known])
+        combined = iter(torch.split(self.head.combine(raw), [each.num_tokens for each in known]))
+        return [None if each is None else next(combined) for each in states]
+
+    def _raw(self, states: TargetStates) -> torch.Tensor:
+        """What the target computed, [n, F]."""
+        if not self.head.aux_layers:
+            assert states.hidden is not None
+            return states.hidden
+        return torch.cat([states.aux[layer] for layer in self.head.aux_layers], dim=-1)
+
+    def _catch_up(self, rows: Many[ScheduledRow], features: Many[torch.Tensor]) -> torch.Tensor:
+        if not rows:
+            return torch.empty(0)
+        flat, at = torch.cat([*features]), 0
+        outputs = []
+        for part in parts(rows, self.context.max_num_batched_tokens):
+            batch = Batch.build(Schedule(part), self.kv.block_size, self.context.device)
+            raw = self.head.forward(batch, self.kv, flat[at : at + batch.num_tokens])
+            outputs.append(raw[batch.logits_indices])
+            at += batch.num_tokens
+        return torch.cat(outputs)
+
+    def _step(self, live: list[Growth]) -> torch.Tensor:
+        """Compute the frontiers from the outputs at their parents; logits [n, vocab] after them."""
+        above = [growth.rows[growth.parents[node]] for growth in live for node in growth.frontier]
+        batch = level_batch(live, self.kv.block_size, self.context.device)
+        self._outputs = self.head.forward(batch, self.kv, self._outputs[above])
+        return self._logits(self._outputs)
+
+    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        return over_target(self.head.compute_logits(outputs), self.head.draft_token_ids, self.context.vocab_size)
+
+
+def over_target(logits: torch.Tensor, draft_token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """A head's logits [n, Vd] over the target's vocabulary [n, vocab]: what the head lacks is -inf."""
+    if draft_token_ids is None and logits.shape[1] == vocab_size:
+        return logits
+    full = logits.new_full((logits.shape[0], vocab_size), float("-inf"))
+    if draft_token_ids is None:
+        full[:, : logits.shape[1]] = logits[:, :vocab_size]
+    else:
+        full[:, draft_token_ids] = logits
+    return full

@@ -1,0 +1,302 @@
+"""How a draft grows, level by level, whatever guesses: chains and trees of a fixed shape, and EAGLE-2's ranked by
+confidence (arXiv 2406.16858).
+
+A level's logits go through the sampling pipeline as if they were the target's, so children come from the law after
+temperature, filters and penalties. Where a request samples, children are drawn without replacement and their laws
+reported; or they are the likeliest ones, which is what the deterministic-children rule of the verifier is for; or,
+under the coupled verifier, those that the target's own noise prefers. What computes the logits is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import torch
+
+from specdec.core.sequence import Sequence
+from specdec.kernels import Kernels
+from specdec.proposers.shapes import TreeChoice, TreeShape
+from specdec.sampling.emission import law
+from specdec.sampling.process import SamplingRow, process_logits, reads_tokens
+from specdec.sampling.rng import NoiseKey, Stream, gumbel_top
+from specdec.types import MAX_DRAFT_NODES, Draft
+
+ROOT = -1
+"""Stands for the last committed token among a draft's nodes."""
+
+
+@dataclass
+class Growth:
+    """One sequence's draft as it grows. `frontier` are the nodes whose children come next."""
+
+    sequence: Sequence
+    length: int
+    """The longest path that is wanted."""
+    room: int = MAX_DRAFT_NODES
+    """How many nodes can be computed: those that get children."""
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    """Of each node its place among its siblings."""
+    scores: list[float] = field(default_factory=list)
+    """The log probability of the path to each node, where asked for."""
+    laws: list[torch.Tensor] = field(default_factory=list)  # float64 [vocab] each, of drawn nodes
+    frontier: list[int] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    """Of each computed node the slot after the last committed token."""
+    rows: dict[int, int] = field(default_factory=dict)
+    """Of each node that has children, or is about to, the row of its level's logits."""
+    masks: dict[int, int] = field(default_factory=dict)
+    """Of each computed node the slots of the path to it, itself included, as bits."""
+
+    def depth_of(self, node: int) -> int:
+        return 0 if node == ROOT else self.depths[node]
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the first drafted one to `node`."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def add(self, parent: int, rank: int, child: Child) -> None:
+        self.token_ids.append(child.token_id)
+        self.ranks.append(rank)
+        self.parents.append(parent)
+        self.depths.append(self.depth_of(parent) + 1)
+        self.scores.append(child.score + (0.0 if parent == ROOT else self.scores[parent]))
+        if child.law is not None:
+            self.laws.append(child.law)
+
+    def compute(self, node: int, place: int) -> None:
+        """Give a node a slot of its own, so that it can be computed."""
+        above = 0 if self.parents[node] == ROOT else self.masks[self.parents[node]]
+        self.places[node] = place
+        self.masks[node] = above | 1 << place
+
+
+class Child(NamedTuple):
+    token_id: int
+    score: float
+    """Its log probability after its parent; 0 where nobody asks."""
+    law: torch.Tensor | None
+    """float64 [vocab] that it was drawn from, before its earlier siblings were removed."""
+
+
+class Shape(Protocol):
+    """How wide a draft grows, and where it goes on."""
+
+    in_place: bool
+    """Whether node i is computed at slot i, so that what is computed may stay."""
+    draws: bool
+    """Whether children may be drawn: not where a draft is pruned after looking at them."""
+    needs_scores: bool
+    num_slots: int
+    """How many nodes are computed at most."""
+
+    def width(self, growth: Growth, node: int) -> int:
+        """How many children a node of the frontier gets."""
+        ...
+
+    def advance(self, growth: Growth, first: int) -> None:
+        """Choose the next frontier among the nodes from `first` on, the last level, and give them slots."""
+        ...
+
+    def finish(self, growth: Growth) -> list[int]:
+        """The nodes to submit, in order, parents before children."""
+        ...
+
+
+class FixedShape:
+    """A tree that is fixed before looking; a chain is one. A node that the law has no token for is left out."""
+
+    in_place = True
+    draws = True
+    needs_scores = False
+
+    def __init__(self, shape: TreeShape) -> None:
+        self.shape = shape
+        self.num_slots = max(shape.parents, default=-1) + 1
+
+    def width(self, growth: Growth, node: int) -> int:
+        return len(self.shape.children_of(self._own(growth, node)))
+
+    def advance(self, growth: Growth, first: int) -> None:
+        growth.frontier = []
+        for node in range(first, len(growth.token_ids)):
+            if growth.depths[node] < growth.length and node < growth.room and self.width(growth, node):
+                growth.compute(node, node)
+                growth.frontier.append(node)
+
+    def finish(self, growth: Growth) -> list[int]:
+        return list(range(len(growth.token_ids)))
+
+    def _own(self, growth: Growth, node: int) -> int:
+        """The shape's node that a node of the draft is: the one of its rank under its parent's."""
+        if node == ROOT or self.shape.is_chain:
+            return node
+        return self.shape.children_of(self._own(growth, growth.parents[node]))[growth.ranks[node]]
+
+
+class ConfidenceShape:
+    """EAGLE-2: of each level the `breadth` likeliest nodes get `breadth` children each; in the end the `num_nodes`
+    likeliest of all are submitted. A node's confidence is the probability of its path, so ancestors come along."""
+
+    in_place = False
+    draws = False
+    needs_scores = True
+
+    def __init__(self, breadth: int, num_nodes: int, depth: int) -> None:
+        self.breadth = breadth
+        self.num_nodes = num_nodes
+        self.num_slots = min(MAX_DRAFT_NODES, breadth * max(0, depth - 1))
+
+    def width(self, growth: Growth, node: int) -> int:
+        return self.breadth
+
+    def advance(self, growth: Growth, first: int) -> None:
+        growth.frontier = []
+        if len(growth.token_ids) == first or growth.depths[-1] >= growth.length:
+            return
+        level = sorted(range(first, len(growth.token_ids)), key=lambda node: (-growth.scores[node], node))
+        room = min(growth.room, self.num_slots) - len(growth.places)
+        for node in sorted(level[: max(0, min(self.breadth, room))]):
+            growth.compute(node, len(growth.places))
+            growth.frontier.append(node)
+
+    def finish(self, growth: Growth) -> list[int]:
+        ranked = sorted(range(len(growth.token_ids)), key=lambda node: (-growth.scores[node], node))
+        return sorted(ranked[: self.num_nodes])
+
+
+def grown(choice: TreeChoice, num_speculative_tokens: int) -> Shape:
+    """The shape that a proposer's settings choose, for drafts of at most this depth."""
+    if choice.tree == "confidence":
+        return ConfidenceShape(choice.tree_width, choice.tree_nodes, num_speculative_tokens)
+    return FixedShape(choice.shape(num_speculative_tokens))
+
+
+Step = Callable[[list[Growth]], torch.Tensor]
+"""Logits [n, vocab] after each frontier node of the growths, in order."""
+
+
+class Grower:
+    """Grows the drafts of one proposer."""
+
+    def __init__(
+        self, name: str, shape: Shape, kernels: Kernels, verifier: str, *, samples: bool, keeps_kv: bool
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.kernels = kernels
+        self.keeps_kv = keeps_kv
+        self.is_coupled = verifier == "coupled"
+        self.draws = samples and (shape.draws or self.is_coupled)
+
+    def grow(self, growths: Many[Growth], logits: torch.Tensor, step: Step) -> list[Draft]:
+        """A draft of each; `logits` [n, vocab] follow the last committed tokens of those with a frontier."""
+        live = [growth for growth in growths if growth.frontier]
+        while live:
+            firsts = [len(growth.token_ids) for growth in live]
+            self._branch(live, logits)
+            for growth, first in zip(live, firsts, strict=True):
+                self.shape.advance(growth, first)
+            live = [growth for growth in live if growth.frontier]
+            if live:
+                logits = step(live)
+        return [self._draft(growth) for growth in growths]
+
+    def _branch(self, live: Many[Growth], logits: torch.Tensor) -> None:
+        """Add children to every frontier node."""
+        nodes = [(growth, node) for growth in live for node in growth.frontier]
+        for row, (growth, node) in enumerate(nodes):
+            growth.rows[node] = row
+        widths = [self.shape.width(growth, node) for growth, node in nodes]
+        processed = process_logits(logits, [_sampling_row(growth, node) for growth, node in nodes])
+        drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
+        children = self._likeliest(processed, widths) if len(drawn) < len(nodes) else [[] for _ in nodes]
+        for i, own in zip(drawn, self._drawn(processed[drawn], [nodes[i] for i in drawn], widths), strict=True):
+            children[i] = own
+        for (growth, node), width, own in zip(nodes, widths, children, strict=True):
+            for rank, child in enumerate(own[:width]):
+                growth.add(node, rank, child)
+
+    def _is_drawn(self, growth: Growth) -> bool:
+        """Whether the draft samples; otherwise it takes the likeliest tokens."""
+        return self.draws and not growth.sequence.request.params.is_greedy
+
+    def _likeliest(self, processed: torch.Tensor, widths: Many[int]) -> list[list[Child]]:
+        """The likeliest tokens after each row of logits [n, vocab]."""
+        if max(widths) == 1 and not self.shape.needs_scores:
+            return [[Child(token, 0.0, None)] for token in self.kernels.argmax(processed).tolist()]
+        best, tokens = processed.topk(min(max(widths), processed.shape[-1]), dim=-1)
+        if self.shape.needs_scores:
+            best = best - processed.logsumexp(dim=-1, keepdim=True)
+        return [
+            [Child(token, score, None) for token, score in zip(*row, strict=True) if math.isfinite(score)]
+            for row in zip(tokens.tolist(), best.tolist(), strict=True)
+        ]
+
+    def _drawn(
+        self, processed: torch.Tensor, nodes: Many[tuple[Growth, int]], widths: Many[int]
+    ) -> Iterator[list[Child]]:
+        """Tokens drawn without replacement from each row's law. The coupled verifier draws the target's choice of the
+        same position with the same noise, and needs no law."""
+        if not nodes:
+            return
+        keys = [_noise_key(growth, node, by_depth=not self.is_coupled) for growth, node in nodes]
+        stream = Stream.RESAMPLE if self.is_coupled else Stream.DRAFT
+        tokens, scores = gumbel_top(processed, keys, stream, max(widths))
+        laws = None if self.is_coupled else law(processed)
+        logs = processed.log_softmax(dim=-1) if self.shape.needs_scores else None
+        for i, (chosen, noisy) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):
+            usable = noisy[0] < math.inf  # not where the law is no law
+            yield [
+                Child(token, 0.0 if logs is None else logs[i, token].item(), None if laws is None else laws[i])
+                for token, score in zip(chosen, noisy, strict=True)
+                if usable and math.isfinite(score)
+            ]
+
+    def _draft(self, growth: Growth) -> Draft:
+        kept = self.shape.finish(growth)
+        index = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        parents = tuple(index[growth.parents[node]] for node in kept)
+        is_chain = parents == tuple(range(-1, len(parents) - 1))
+        return Draft(
+            tuple(growth.token_ids[node] for node in kept),
+            None if is_chain else parents,
+            torch.stack(growth.laws) if growth.laws else None,
+            self.name,
+            has_kv=self.keeps_kv and self.shape.in_place,
+        )
+
+
+def _sampling_row(growth: Growth, node: int) -> SamplingRow:
+    """The next drafted token as if it were the next one after committed tokens: the same law."""
+    sequence = growth.sequence
+    request = sequence.request
+    row = SamplingRow(
+        params=request.params,
+        seed=request.seed,
+        sample=sequence.index,
+        token_ids=sequence.token_ids,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        min_tokens_ban=request.min_tokens_ban,
+        bad_word_ids=request.bad_word_ids,
+    )
+    if node == ROOT or not reads_tokens(row):
+        return row
+    return replace(row, token_ids=[*sequence.token_ids, *growth.path(node)])
+
+
+def _noise_key(growth: Growth, node: int, *, by_depth: bool) -> NoiseKey:
+    """Whose noise draws the tokens after `node`: that of their absolute position and, for a noise of the draft's own,
+    of their depth in it."""
+    sequence, depth = growth.sequence, growth.depth_of(node)
+    return NoiseKey(sequence.request.seed, sequence.index, sequence.num_tokens + depth, depth if by_depth else 0)
