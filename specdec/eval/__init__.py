@@ -1,1 +1,1 @@
-"""Whole engines, measured and checked against their own plain decoding: what proposers gain, and that nothing is lost."""
+"""Whole engines against their own plain decoding: what proposers gain, and that nothing is lost."""

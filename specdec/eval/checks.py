@@ -41,9 +41,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `setup` says in one line what was run on what; `not_run` which checks do not apply, and why."""
+    """A whole run. `setup` says what was run on what, by name; `not_run` which checks do not apply, and why."""
 
-    setup: str
+    setup: Mapping[str, Any]
     promise: str
     """What is shown where all checks pass."""
     checks: tuple[Check, ...]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-LEAST_EXPECTED = 5
-"""Of every cell, for the approximation to hold."""
 POWER = 0.9
 """With this probability a deviation of the size that is named is noticed."""
 

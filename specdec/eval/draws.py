@@ -51,10 +51,11 @@ def draw(engine: Engine, contexts: Many[Text], params: SamplingParams, count: in
     """At least `count` samples in all, as many of each context; `params` says how long and how hot."""
     each = -(-count // len(contexts))
     parts = [min(SAMPLES_A_REQUEST, each - first) for first in range(0, each, SAMPLES_A_REQUEST)]
+    # A seed of its own for each: equal seeds at equal positions would draw alike.
     jobs = [
-        Job(context, replace(params, n=part, seed=seed + number))
+        Job(context, replace(params, n=part, seed=seed + number * len(contexts) + place))
         for number, part in enumerate(parts)
-        for context in contexts
+        for place, context in enumerate(contexts)
     ]
     draws: list[Draw] = []
     faults: dict[str, None] = {}

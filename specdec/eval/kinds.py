@@ -16,9 +16,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from specdec.eval.checks import Check
-from specdec.eval.chi_square import LEAST_EXPECTED, uniform_p_value
+from specdec.eval.chi_square import uniform_p_value
 from specdec.eval.draws import Draw, Laws, Look
 from specdec.eval.driving import plural
+from specdec.eval.verify_settings import LEAST_EXPECTED
 from specdec.eval.witness import Verification
 
 CELLS = 8

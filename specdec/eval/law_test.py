@@ -17,51 +17,17 @@ import torch
 
 from specdec.engine import Engine
 from specdec.eval.checks import Check
-from specdec.eval.chi_square import LEAST_EXPECTED, POWER, detectable_distance, draws_needed, p_value
+from specdec.eval.chi_square import POWER, detectable_distance, draws_needed, p_value
 from specdec.eval.draws import Drawn, Laws, Look, draw
 from specdec.eval.driving import Watch, plural
 from specdec.eval.kinds import Kinds
 from specdec.eval.reader import BuildEngine, Text
+from specdec.eval.verify_settings import ERROR_LEVEL, NUM_TESTS, Size
 from specdec.types import SamplingParams
 
-ERROR_LEVEL = 1e-3
-"""The probability that a lossless engine fails, over all tests of a run."""
-NUM_TESTS = 5
-"""Among which the error level is shared: the law, and four of the kinds of token."""
-DEEPEST = 2
-"""The longest draft that samples leave room for; its tokens and one more are tested."""
-LONGEST_SAMPLE = 1 + DEEPEST + 1
-"""Tokens of a sample at most: one that is never drafted, and those that are tested."""
-MOST_SIDES = 4
-"""Cells along each side of the cube of places."""
 SMALL_DISTANCE = 0.05
 LENIENCE = {torch.float64: 1.0001, torch.float32: 1.01, torch.float16: 1.2, torch.bfloat16: 2.0}
 """By dtype, the factor that rounding may put between two computations of a probability."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much is drawn: samples, the tokens of each that are tested, and cells along each of them."""
-
-    num_draws: int
-    num_tested: int
-    num_sides: int
-
-    @property
-    def num_cells(self) -> int:
-        return int(self.num_sides**self.num_tested)
-
-    @staticmethod
-    def of(num_draws: int, longest_draft: int) -> Size:
-        """As many cells as expect enough samples; ValueError if there are too few samples for any test."""
-        tested = min(DEEPEST, longest_draft) + 1
-        sides = int((num_draws / LEAST_EXPECTED) ** (1 / tested) + 1e-9)
-        if sides < 2:
-            raise ValueError(
-                f"the number of draws must be at least {LEAST_EXPECTED * 2**tested}, so that every cell of the "
-                f"chi-square test expects {LEAST_EXPECTED}; got {num_draws}"
-            )
-        return Size(num_draws, tested, min(MOST_SIDES, sides))
 
 
 @dataclass(frozen=True)

@@ -7,32 +7,23 @@ its distribution, which is tested; and whatever is promised, cached state must b
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.config import EXACTNESS, EngineConfig, check_verifier
+from specdec.config import EXACTNESS
 from specdec.engine import Engine
 from specdec.eval.checks import Check, Report
 from specdec.eval.driving import Stopped, Watch, plural
 from specdec.eval.equality import Equality
 from specdec.eval.kv_check import KVCheck
-from specdec.eval.law_test import ERROR_LEVEL, LONGEST_SAMPLE, LawTest, Size
+from specdec.eval.law_test import LawTest
 from specdec.eval.reader import BuildEngine, Text
+from specdec.eval.verify_settings import ERROR_LEVEL, LONGEST_SAMPLE, Settings, check_settings, resolve
 from specdec.types import SamplingParams
 
 LONGEST_CONTEXT = 256
 """Prompts are cut to so many tokens where their length does not matter: for the law of the first tokens, and the KV."""
 MOST_KV_CONTEXTS = 8
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is asked of a run. `max_tokens` is the length of compared answers, `draws` the samples of the law test."""
-
-    temperature: float = 0.0
-    seed: int = 0
-    max_tokens: int = 32
-    draws: int = 1024
 
 
 class _Part(Protocol):
@@ -54,7 +45,7 @@ def verify_losslessness(
     """
     config = engine.config
     check_settings(config, settings)
-    params = SamplingParams(temperature=settings.temperature, seed=settings.seed, max_tokens=settings.max_tokens)
+    params = settings.params
     verifier = resolve(config.verifier, params)
     parts: list[_Part]
     if EXACTNESS[verifier] == "bytes":
@@ -62,39 +53,16 @@ def verify_losslessness(
     else:
         parts = [_Law(build, engine, prompts, settings, watch), _KV(build, engine, prompts, params, watch)]
     checks, interrupted = _run(parts)
-    method = config.speculative[0].method
-    setup = (
-        f"model {config.model}, proposer {method}, k = {config.speculative[0].num_speculative_tokens}, "
-        f"temperature {settings.temperature:g}, verifier {verifier}, {plural(len(prompts), 'prompt')}"
-    )
+    setup = {
+        "model": config.model,
+        "proposer": config.speculative[0].method,
+        "num_speculative_tokens": config.speculative[0].num_speculative_tokens,
+        "temperature": settings.temperature,
+        "verifier": verifier,
+        "seed": settings.seed,
+        "num_prompts": len(prompts),
+    }
     return Report(setup, _promise(verifier, prompts), tuple(checks), _not_run(verifier), interrupted)
-
-
-def check_settings(config: EngineConfig, settings: Settings) -> None:
-    """ValueError if there is nothing to verify, or no way to."""
-    params = SamplingParams(temperature=settings.temperature, seed=settings.seed, max_tokens=settings.max_tokens)
-    if not config.speculative or config.speculative[0].method == "none":
-        raise ValueError(
-            "without a proposer there is nothing to verify: plain decoding is what drafts are held against"
-        )
-    if not config.speculative[0].num_speculative_tokens:
-        raise ValueError("with num_speculative_tokens 0 nothing is drafted; give at least 1")
-    check_verifier(config.verifier, settings.temperature)
-    verifier = resolve(config.verifier, params)
-    if EXACTNESS[verifier] == "lossy":
-        raise ValueError(
-            f"the verifier {verifier!r} is lossy and promises nothing that could be verified; use 'rejection', 'block' "
-            "or 'coupled'"
-        )
-    if EXACTNESS[verifier] == "distribution":
-        Size.of(settings.draws, config.speculative[0].num_speculative_tokens)
-
-
-def resolve(verifier: str, params: SamplingParams) -> str:
-    """The verifier that is at work: `auto` spelled out, and greedy wherever the temperature is 0."""
-    if params.is_greedy:
-        return "greedy"
-    return "rejection" if verifier == "auto" else verifier
 
 
 def contexts(prompts: Many[Text], max_model_len: int) -> list[Text]:
@@ -206,8 +174,3 @@ class _Law:
 
     def checks(self) -> list[Check]:
         return self._checks
-
-
-def with_proposer_alone(config: EngineConfig) -> EngineConfig:
-    """The configuration without the proposers that are not verified."""
-    return replace(config, speculative=config.speculative[:1])
