@@ -103,11 +103,8 @@ class Laws:
         return look
 
     def read(self, build: BuildEngine, config: EngineConfig, watch: Watch) -> None:
-        """Compute all laws. Texts that one of the others begins with need no room of their own."""
-        texts = list(self.looks)
-        longest = max(map(len, texts))
-        apart = sum(len(text) for text in texts if text[:-1] not in self.looks)
-        Reader(build, config, longest, apart + len(texts)).read(texts, self._fill, watch, "reading the target's laws")
+        """Compute all laws."""
+        Reader(build, config, list(self.looks)).read(self._fill, watch, "reading the target's laws")
 
     def _fill(self, text: Text, logits: torch.Tensor) -> None:
         row = SamplingRow(self.params, 0, 0, text, len(text))

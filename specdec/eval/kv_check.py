@@ -25,7 +25,9 @@ from specdec.eval.witness import Witness, witnessed
 from specdec.types import RequestOutput, SamplingParams, SpeculationParams
 
 LEAST_SEQUENCES = 4
-SECOND_TOKENS = 8
+LEAST_TOKENS = 16
+"""Of an answer."""
+SECOND_TOKENS = 4
 """Tokens of the answers that begin with prefix hits."""
 KEPT = 4
 """Snapshots of a sequence that are compared: the first ones, and the last."""
@@ -88,8 +90,8 @@ class KVCheck:
 
     @staticmethod
     def num_tokens(config: EngineConfig) -> int:
-        """The length of an answer: at least two blocks, of which there is no room for all."""
-        return max(2 * SECOND_TOKENS, 2 * config.block_size)
+        """The length of an answer: at least another block for every sequence, and there is no room for all of them."""
+        return max(LEAST_TOKENS, config.block_size + SECOND_TOKENS)
 
     def run(self) -> None:
         """Both engines, one after the other."""

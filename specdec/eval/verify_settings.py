@@ -28,7 +28,7 @@ class Settings:
     temperature: float = 0.0
     seed: int = 0
     max_tokens: int = 32
-    draws: int = 1024
+    draws: int = 512
 
     @property
     def params(self) -> SamplingParams:
