@@ -118,7 +118,7 @@ def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
         settings={name: getattr(options, name) for name in names if name in given},
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
-        draft_settings={name: value for name, value in stated.items() if value is not None},
+        proposer_settings={name: value for name, value in stated.items() if value is not None},
         speculative_json=options.speculative_config,
     )
     return replace(config, speculative=config.speculative[:1])

@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_read_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^cannot read the tree file '.*none': No such file"):
         read_shape(tmp_path / "none")
     for missing in ("confidance", "none\0"):
-        with pytest.raises(ValueError, match="^unknown tree ") as refused:
+        with pytest.raises(ValueError, match=r"^unknown tree ") as refused:
             TreeChoice(missing, 16, 8)
         assert "the path of a JSON file" in str(refused.value)
     with pytest.raises(ValueError, match="did you mean 'confidence'"):
