@@ -121,15 +121,26 @@ class Clock:
 
 
 class TimedModel(ScriptedModel):
-    """A scripted model whose pass over M tokens takes `first + more * (M - 1)` seconds of a clock."""
+    """A scripted model whose pass over M tokens takes `first + more * (M - 1)` seconds of a clock.
+
+    `num_logits` has how many tokens' logits each pass was asked for.
+    """
 
     clock: Clock
+    num_logits: list[int]
     first = 1.0
     more = 0.125
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         self.clock.now += self.first + self.more * (batch.num_tokens - 1)
+        self.num_logits.append(len(batch.logits_indices))
         return super().forward(batch, kv)
+
+
+def timed_model(clock: Clock) -> TimedModel:
+    model = TimedModel(copying_script(), BYTE_VOCABULARY)
+    model.clock, model.num_logits = clock, []
+    return model
 
 
 class TimedProposer:

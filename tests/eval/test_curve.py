@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from specdec.eval.curve import CurveTimer, at, sizes_for
 from specdec.eval.results import Curve, CurvePoint
 from specdec.types import SamplingParams
-from tests.eval.helpers import Clock, TimedModel, copying_script, toy_engine, toy_model
-from tests.toys import BYTE_VOCABULARY, generate
+from tests.eval.helpers import Clock, timed_model, toy_engine, toy_model
+from tests.toys import generate
 
 
 def test_sizes_hold_every_draft_of_a_chain() -> None:
@@ -23,15 +23,14 @@ def test_sizes_hold_every_draft_of_a_chain() -> None:
 def test_rounds_time_the_target_over_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    model = TimedModel(copying_script(), BYTE_VOCABULARY)
-    model.clock = clock
+    model = timed_model(clock)
     engine = toy_engine(model)
     timer = CurveTimer(engine, [97, 98, 99], 10, [1, 3, 5])
     filled = len(model.step_sizes)
     assert sum(model.step_sizes) == 9
     timer.round()
     timer.round()
-    assert model.step_sizes[filled:] == [1, 3, 5, 5, 3, 1]
+    assert model.step_sizes[filled:] == model.num_logits[filled:] == [1, 3, 5, 5, 3, 1]
     curve = timer.curve()
     assert (curve.context, curve.repeats) == (10, 2)
     assert [point.num_tokens for point in curve.points] == [1, 3, 5]

@@ -10,7 +10,7 @@ import pytest
 from specdec.engine import Engine
 from specdec.eval.session import Answer, Interrupted, Job, Session, Step, answer_all, time_group
 from specdec.types import SamplingParams, SpeculationParams
-from tests.eval.helpers import Clock, TimedModel, TimedProposer, copying_script, toy_engine
+from tests.eval.helpers import Clock, TimedProposer, timed_model, toy_engine
 from tests.toys import BYTE_VOCABULARY, OracleProposer, ScriptedModel, random_script
 from tests.trees import OracleTree
 
@@ -132,8 +132,7 @@ def test_a_failed_answer_says_why() -> None:
 
 def timed_engine(monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: float) -> Engine:
     monkeypatch.setattr(time, "perf_counter", clock)
-    model = TimedModel(copying_script(), BYTE_VOCABULARY)
-    model.clock = clock
+    model = timed_model(clock)
     return toy_engine(model, proposers={"oracle": TimedProposer(OracleProposer(model, 2), clock, seconds)})
 
 

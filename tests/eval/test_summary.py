@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine
 from specdec.eval.results import FORMAT, Result, Run, from_json, to_json
 from specdec.eval.summary import NUM_SAMPLES, evaluate
+from specdec.proposers.base import ProposalInput
+from specdec.types import Draft
 from tests.eval.helpers import (
     PROMPTS,
     Clock,
-    TimedModel,
     TimedProposer,
     copying_script,
+    timed_model,
     toy_engine,
     toy_model,
     toy_plan,
@@ -111,21 +114,32 @@ def test_samples_show_where_each_token_came_from(result: Result) -> None:
         assert len(sample.pieces) == 40
 
 
+class RightAboutCode(OracleProposer):
+    """Right for two tokens of each draft, or for all of them where the prompt is of code."""
+
+    def propose(self, sequences: Sequence[Sample], inp: ProposalInput) -> list[Draft]:
+        drafts = []
+        for sequence, length in zip(sequences, inp.lengths, strict=True):
+            self.correct = 2 if bytes(sequence.token_ids[:4]) == b"chat" else 4
+            drafts.append(self._draft(tuple(sequence.token_ids), length))
+        return drafts
+
+
 def test_the_prediction_is_exact_where_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that takes 1 s and an eighth more per token, drafts of 0.25 s, and nothing else that takes time."""
+    """A target that takes 1 s and an eighth more per token, drafts of 0.25 s, and nothing else that takes time. Prompts
+    0, 2 and 4 are timed, of which the first is accepted less."""
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    model = TimedModel(copying_script(), BYTE_VOCABULARY)
-    model.clock = clock
-    oracle = TimedProposer(OracleProposer(model, 2), clock, 0.25)
+    model = timed_model(clock)
+    oracle = TimedProposer(RightAboutCode(model, 2), clock, 0.25)
     engine = toy_engine(model, proposers={"oracle": oracle})
     plan = toy_plan(engine, [("oracle", 4)], max_tokens=61, timing_prompts=3, batch_sizes=[1])
     (found,) = evaluate(engine, plan, "c").runs
     assert found.prediction is not None
-    assert found.prediction.tokens_per_step == pytest.approx(3.0, abs=0.1)
-    assert found.prediction.draft_cost == pytest.approx(0.25, abs=0.02)
+    assert found.prediction.tokens_per_step == pytest.approx(180 / (20 + 12 + 12), abs=0.1)
+    assert found.prediction.draft_cost == pytest.approx(0.25, abs=0.03)
     assert found.prediction.gap == pytest.approx(0.0, abs=1e-9)
-    assert found.speeds[0].speedup.value == pytest.approx(3 / (1.5 + 0.25), rel=0.05)
+    assert found.speeds[0].speedup.value == pytest.approx(180 / 44 / (1.5 + 0.25), rel=0.05)
 
 
 def alarming(make: Callable[[ScriptedModel], Engine], proposer: str) -> str:
