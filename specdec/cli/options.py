@@ -151,7 +151,7 @@ def _speculation_options() -> tuple[click.Option, ...]:
         _text(
             "--tree",
             metavar="SHAPE",
-            help=f"The shape of a draft of {_or(TREES)}: chain, breadth, confidence, or a JSON file with a list of "
+            help=f"The shape of a draft of {_or(TREES)}: chain, breadth, ranked, confidence, or a JSON file with a list of "
             "paths of ranks. A proposer has its own default.",
         ),
         _integer("--tree-nodes", unset="the proposer's", help="Most nodes of a draft tree."),
