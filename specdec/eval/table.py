@@ -48,9 +48,10 @@ def _acceptance(runs: Sequence[Run]) -> str:
         groups = (run.overall, *(run.tasks if len(run.tasks) > 1 else ()))
         rows += [(*_name(run, group is run.overall), *_figures(group, deepest)) for group in groups]
     words = (
-        "length: tokens per verified draft; per step: tokens per step, with a draft or without; P(j): share of drafts"
+        "Acceptance. length: tokens per verified draft; per step: tokens per step, with a draft or without;\n"
+        "P(j): share of the drafts with a position j whose token there was accepted\n"
     )
-    return f"Acceptance; {words}\nwith a position j whose token there was accepted\n{align(rows)}"
+    return words + align(rows)
 
 
 def _figures(group: Group, deepest: int) -> tuple[str, ...]:
