@@ -316,4 +316,5 @@ def test_the_default_model_is_measured_and_its_greedy_answers_are_plain_decoding
     assert only.prediction.measured_speedup > 0
     assert found.curve is not None
     assert found.curve.points[-1].ratio > 1
-    assert [len(sample.pieces) for sample in only.samples] == [16, 16]
+    assert sum(len(sample.pieces) for sample in only.samples) == only.overall.num_tokens
+    assert all("".join(piece.text for piece in sample.pieces).strip() for sample in only.samples)
