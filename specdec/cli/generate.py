@@ -127,7 +127,7 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
         config, speculation = _serve(prompts, base, options.num_speculative_tokens)
         if options.verbose:
             _describe_config(config)
-        engine = _build(config, build_engine, quiet=options.quiet)
+        engine = build_with_progress(config, build_engine, quiet=options.quiet)
     if options.verbose:
         say(f"loaded in {engine.load_seconds:.2f} s; sequences of up to {engine.max_model_len:,} tokens")
         tell(f"{engine.memory.describe()}\n")
@@ -139,7 +139,8 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
     return _conclude(outcome, prompts, options, time.perf_counter() - start)
 
 
-def _build(config: EngineConfig, build_engine: BuildEngine, *, quiet: bool) -> Engine:
+def build_with_progress(config: EngineConfig, build_engine: BuildEngine, *, quiet: bool) -> Engine:
+    """The engine, with a line about a slow preparation unless `quiet`."""
     if quiet:
         return build_engine(config, None)
     with progress_line() as tell:

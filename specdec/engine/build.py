@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,41 @@ from specdec.tokenizer import Tokenizer
 def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = None) -> Engine:
     """Load what `config` names; see `Engine.from_config`."""
     start = time.monotonic()
+    engine = load_models(config, progress).engine(config)
+    engine.load_seconds = time.monotonic() - start
+    return engine
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """Weights and tokenizer in memory: any number of engines share them, each with KV and proposers of its own."""
+
+    model: Decoder
+    facts: TargetFacts
+    tokenizer: Tokenizer
+    kernels: Kernels
+    device: torch.device
+    draft_models: Mapping[str, Drafter]
+    """By method."""
+
+    def engine(self, config: EngineConfig) -> Engine:
+        """An engine of the loaded models. `config` may differ from the one that they were loaded for in sizes, verifier
+        and seed, and may leave proposers out."""
+        methods = [entry.method for entry in config.speculative]
+        drafts = {method: draft for method, draft in self.draft_models.items() if method in methods}
+        return assemble(
+            config,
+            self.model,
+            self.facts,
+            self.tokenizer,
+            kernels=self.kernels,
+            device=self.device,
+            draft_models=drafts,
+        )
+
+
+def load_models(config: EngineConfig, progress: Callable[[str], None] | None = None) -> LoadedModels:
+    """Read the weights that `config` names, checked against each other; ValueError as in `Engine.from_config`."""
     for proposer in config.speculative:
         check_settings(proposer)
     device = torch.device("cpu")
@@ -50,9 +85,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
         weight_bytes=model.weight_bytes,
         activation_bytes=max(activation_bytes(each, config.max_num_batched_tokens) for each in decoders),
     )
-    engine = assemble(config, model, facts, tokenizer, kernels=kernels, device=device, draft_models=drafts)
-    engine.load_seconds = time.monotonic() - start
-    return engine
+    return LoadedModels(model, facts, tokenizer, kernels, device, drafts)
 
 
 def activation_bytes(model: Decoder, num_tokens: int) -> int:

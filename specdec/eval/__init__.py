@@ -1,1 +1,1 @@
-"""The acceptance harness: how well proposers fit prompts, and what they gain over plain decoding of the same engine."""
+"""Whole engines against their own plain decoding: what proposers gain, and that nothing is lost."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from dataclasses import fields
 
 import click
 import pytest
 
 from specdec.cli.app import commands
+from specdec.cli.eval import acceptance
+from specdec.cli.eval_options import AcceptanceOptions
 from specdec.cli.options import GenerateOptions
 
 FLAG = "flag"
@@ -52,6 +55,34 @@ OPTIONS = {
         "--quiet": FLAG,
         "-v": FLAG,
     },
+    "specdec eval": {},
+    "specdec eval acceptance": {
+        "--model": "smollm2-135m",
+        "--config": None,
+        "--dtype": "auto",
+        "--proposer": "ngram",
+        "--num-speculative-tokens -k": "4",
+        "--draft-model": None,
+        "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
+        "--verifier": "auto",
+        "--speculative-config": None,
+        "--task": "all",
+        "--tasks-dir": None,
+        "--limit": 5,
+        "--temperature": "0",
+        "--max-tokens": 128,
+        "--seed": 0,
+        "--timing-prompts": 8,
+        "--batch-sizes": "1,4,16",
+        "--json": None,
+        "--html": None,
+        "--baseline": None,
+        "--record-baseline": None,
+        "--quiet": FLAG,
+    },
     "specdec models": {"--json": FLAG},
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
@@ -80,17 +111,30 @@ def test_options_and_defaults_are_the_table() -> None:
     assert surface(commands, "specdec") == OPTIONS
 
 
-def test_every_option_has_a_help_text_and_a_value_in_the_options_object() -> None:
-    generate = commands.commands["generate"]
-    assert [param.name for param in generate.params] == list(GenerateOptions.__dataclass_fields__)
-    assert all(param.help for param in generate.params if isinstance(param, click.Option))
+@pytest.mark.parametrize(
+    ("command", "options"), [(commands.commands["generate"], GenerateOptions), (acceptance, AcceptanceOptions)]
+)
+def test_every_option_has_a_help_text_and_a_value_in_the_options_object(command: click.Command, options: type) -> None:
+    assert [param.name for param in command.params] == [field.name for field in fields(options)]
+    assert all(param.help for param in command.params if isinstance(param, click.Option))
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["generate", "--help"], ["models", "--help"], ["bench", "--help"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["--help"],
+        ["generate", "--help"],
+        ["eval", "--help"],
+        ["eval", "acceptance", "--help"],
+        ["models", "--help"],
+        ["bench", "--help"],
+    ],
+)
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     done = python(
         "import sys\nfrom specdec.cli import main\n"
@@ -102,7 +146,7 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert "Usage: specdec" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"]])
+@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"], ["eval", "acceptance", "--help"]])
 def test_help_answers_in_time(args: list[str]) -> None:
     """Under 0.3 s of the processor's time, which hardly depends on what else the machine does; the best of three."""
     times = []

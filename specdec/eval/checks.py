@@ -1,0 +1,76 @@
+"""What a check of losslessness found, and the verdict that several add up to. Plain values, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PASSED = "passed"
+FAILED = "failed"
+EMPTY = "empty"
+"""Nothing happened that the check could have judged."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: `summary` in one line what was looked at, `faults` a line each, the most telling first."""
+
+    name: str
+    status: str
+    summary: str
+    faults: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    is_needed: bool = True
+    """Whether a run in which it is empty verifies nothing."""
+
+    @staticmethod
+    def of(
+        name: str,
+        faults: list[str],
+        num_judged: int,
+        summary: str,
+        figures: Mapping[str, Any],
+        *,
+        is_needed: bool = True,
+    ) -> Check:
+        """Failed with any fault, empty without anything that could be judged."""
+        status = FAILED if faults else PASSED if num_judged else EMPTY
+        return Check(name, status, summary, tuple(faults), figures, is_needed)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run. `setup` says what was run on what, by name; `not_run` which checks do not apply, and why."""
+
+    setup: Mapping[str, Any]
+    promise: str
+    """What is shown where all checks pass."""
+    checks: tuple[Check, ...]
+    not_run: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.status == FAILED)
+
+    @property
+    def empty(self) -> tuple[Check, ...]:
+        """Checks that should have judged something and could not."""
+        return tuple(check for check in self.checks if check.status == EMPTY and check.is_needed)
+
+    @property
+    def is_verified(self) -> bool:
+        return bool(self.checks) and not (self.failed or self.empty or self.interrupted)
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        if self.failed:
+            first = self.failed[0]
+            return f"NOT lossless: {first.name}: {first.faults[0]}"
+        if self.interrupted:
+            return f"interrupted: {len(self.checks)} checks were finished, and none failed"
+        if self.empty:
+            return f"NOT verified: {self.empty[0].name}: {self.empty[0].summary}"
+        return f"verified: {self.promise}"

@@ -1,0 +1,164 @@
+"""Accepted, recovered and bonus tokens each by themselves: what verification promises of every kind, however it drafts.
+
+- A drafted token is drawn from the law that the proposer reports for it.
+- Rejection sampling keeps a chain's first token with probability min(1, target / draft).
+- A token recovered from a draft without a law has the target's law without what was tried; one recovered from a draft
+  with a law comes from an excess of the target over the draft, so it is never one that the draft likes better.
+- A bonus token has the target's law.
+
+These find a fault with fewer samples than the law of all tokens together, and say where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from specdec.eval.checks import Check
+from specdec.eval.chi_square import uniform_p_value
+from specdec.eval.draws import Draw, Laws, Look
+from specdec.eval.driving import plural
+from specdec.eval.verify_settings import LEAST_EXPECTED
+from specdec.eval.witness import Verification
+
+CELLS = 8
+ENOUGH = LEAST_EXPECTED * CELLS
+LEAST_VARIANCE = 10.0
+"""Of a number of acceptances, for the normal approximation."""
+BLURRED = 1e-2
+"""Above this p-value recovered tokens are said to fit a law; they are known not to fit the right one."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A recovered token in the target's law, and its probability under the draft's, if that was reported."""
+
+    look: Look
+    draft_prob: float | None
+
+
+@dataclass(frozen=True)
+class First:
+    """The first token of a chain in the target's law, its probability under the draft's (1 without one), its fate."""
+
+    look: Look
+    draft_prob: float
+    accepted: bool
+
+    @property
+    def chance(self) -> float:
+        return min(1.0, self.look.prob / self.draft_prob) if self.draft_prob > 0 else 1.0
+
+
+@dataclass
+class Kinds:
+    """Tokens by kind. `lenience` is the factor that rounding may put between two computations of a probability."""
+
+    lenience: float
+    num_drafts: int = 0
+    num_accepted: int = 0
+    recovered: list[Recovered] = field(default_factory=list)
+    bonus: list[Look] = field(default_factory=list)
+    firsts: list[First] = field(default_factory=list)
+    draft_places: list[float] = field(default_factory=list)
+
+    def ask(self, laws: Laws, sample: Draw) -> None:
+        """Count a sample's drafts, and ask for the laws that tell about their tokens."""
+        for verified in sample.verified:
+            self.num_drafts += 1
+            self.num_accepted += verified.num_accepted
+            self.draft_places += verified.draft_places
+            self._ask_first(laws, sample, verified)
+            index = verified.index + verified.num_accepted
+            if verified.is_recovered:
+                look = laws.ask(sample.before(index), sample.token_ids[index], verified.tried)
+                self.recovered.append(Recovered(look, verified.draft_prob))
+            elif verified.is_bonus:
+                self.bonus.append(laws.ask(sample.before(index), sample.token_ids[index]))
+
+    def _ask_first(self, laws: Laws, sample: Draw, verified: Verification) -> None:
+        if len(verified.first_tokens) == 1:
+            look = laws.ask(sample.before(verified.index), verified.first_tokens[0])
+            prob = 1.0 if verified.first_prob is None else verified.first_prob
+            self.firsts.append(First(look, prob, verified.num_accepted > 0))
+
+    def checks(self, verifier: str, level: float) -> list[Check]:
+        """Those that apply, each at this error level."""
+        checks = [self._recovered_check(level), self._bonus_check(level)]
+        if verifier == "rejection" or not self.draft_places:
+            checks.insert(0, self._acceptance_check(level))
+        if self.draft_places:
+            checks.insert(0, self._draft_check(level))
+        return checks
+
+    def _draft_check(self, level: float) -> Check:
+        fault = (
+            "drafted tokens are not drawn from the law that the proposer reports for them; the temperature or a filter "
+            "may be left out of one of the two"
+        )
+        return _uniformity("draft law", self.draft_places, level, "drafted token", fault)
+
+    def _bonus_check(self, level: float) -> Check:
+        fault = "bonus tokens do not have the target's law after the draft: another row of logits, or another law"
+        return _uniformity("bonus", [look.place for look in self.bonus], level, "bonus token", fault)
+
+    def _acceptance_check(self, level: float) -> Check:
+        """Two-sided, by the normal approximation."""
+        expected = sum(first.chance for first in self.firsts)
+        variance = sum(first.chance * (1 - first.chance) for first in self.firsts)
+        accepted = sum(first.accepted for first in self.firsts)
+        enough = variance >= LEAST_VARIANCE
+        p = math.erfc(abs(accepted - expected) / math.sqrt(2 * variance)) if enough else 1.0
+        what = f"{accepted:,} of {plural(len(self.firsts), 'first draft token')} accepted, {expected:,.1f} expected"
+        faults = [f"{what} from min(1, target / draft) (p = {p:.1g})"] if p < level else []
+        figures = {"p_value": p, "level": level, "num_accepted": accepted, "expected": expected}
+        summary = f"{what}, p = {p:.2g}" if enough else f"{what}: too few chances to test"
+        return Check.of("acceptance", faults, int(enough), summary, figures, is_needed=False)
+
+    def _recovered_check(self, level: float) -> Check:
+        judged = [each for each in self.recovered if each.draft_prob is not None]
+        if not judged:
+            places = [each.look.place_without_tried for each in self.recovered]
+            fault = f"recovered tokens do not have the target's law without what was rejected: {ANOTHER_ROW}"
+            return _uniformity("recovered", places, level, "recovered token", fault)
+        wrong = [each for each in judged if (each.draft_prob or 0.0) > each.look.prob * self.lenience]
+        summary = f"{plural(len(judged), 'token')}, {len(wrong):,} of them likelier under the draft than the target"
+        figures = {"num_recovered": len(judged), "num_excessive": len(wrong)}
+        return Check.of("recovered", _excess(wrong, judged), len(judged), summary, figures, is_needed=False)
+
+
+ANOTHER_ROW = "they come from another row of logits, or another law"
+
+
+def _excess(wrong: Many[Recovered], judged: Many[Recovered]) -> list[str]:
+    """The fault, if there is one, and what it looks like."""
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda each: (each.draft_prob or 0.0) - each.look.prob)
+    return [
+        f"{len(wrong):,} of {plural(len(judged), 'recovered token')} are likelier under the draft than the target "
+        f"(token {worst.look.token}: {worst.draft_prob:.3g} against {worst.look.prob:.3g}), which the residual "
+        f"max(target - draft, 0) never gives: {_explanation(judged)}"
+    ]
+
+
+def _explanation(judged: Many[Recovered]) -> str:
+    """Which wrong law the recovered tokens fit."""
+    if len(judged) < ENOUGH:
+        return "the residual is wrong, or the row of logits that it is taken from"
+    if uniform_p_value([each.look.place_without_tried for each in judged], CELLS) > BLURRED:
+        return "they fit the target's law less the rejected token alone, as if the residual kept the draft's other mass"
+    if uniform_p_value([each.look.place for each in judged], CELLS) > BLURRED:
+        return "they fit the target's own law, as if nothing were subtracted from it"
+    return ANOTHER_ROW
+
+
+def _uniformity(name: str, places: Many[float], level: float, noun: str, fault: str) -> Check:
+    """A chi-square test of places; empty with too few."""
+    enough = len(places) >= ENOUGH
+    p = uniform_p_value(places, CELLS) if enough else 1.0
+    summary = f"{plural(len(places), noun)}" + (f", p = {p:.2g}" if enough else ": too few to test")
+    faults = [f"{fault} (chi-square over {plural(len(places), noun)}, p = {p:.1g})"] if p < level else []
+    figures = {"p_value": p, "level": level, "num_tokens": len(places)}
+    return Check.of(name, faults, int(enough), summary, figures, is_needed=False)

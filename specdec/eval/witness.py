@@ -1,0 +1,243 @@
+"""Sees every draft that an engine proposes and verifies, from outside: it stands before the target and the proposers.
+
+It tells whether each draft was verified at the very position that it was proposed for, and keeps of each what the
+tests of laws need. It changes nothing, unless it is asked to break a step off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specdec.core.scheduler import ScheduledRow
+from specdec.core.sequence import Sequence
+from specdec.engine import Engine
+from specdec.eval.driving import BrokenOff
+from specdec.eval.places import place
+from specdec.proposers.base import ProposalInput, Proposer, Wants
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache, KVLayout
+from specdec.step.model import Model
+from specdec.types import BONUS, RECOVERED, Draft
+
+Key = tuple[str, int]
+"""Request id and sample index."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What became of one draft."""
+
+    key: Key
+    index: int
+    """The output token that the draft begins with."""
+    depth: int
+    num_accepted: int
+    token_ids: tuple[int, ...]
+    """What was committed: the accepted tokens, then one more unless the sample ended with them."""
+    tried: tuple[int, ...]
+    """The drafted tokens that were rejected where the last token stands; none after a whole draft."""
+    first_tokens: tuple[int, ...]
+    """The drafted tokens for `index`, one where the draft is a chain."""
+    first_prob: float | None
+    """The first of them under its reported law, if there is one."""
+    draft_prob: float | None
+    """The recovered token under the law that was reported for what was rejected there, if there are both."""
+    draft_places: tuple[float, ...]
+    """The place of each drafted token in its reported law."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the sample ended inside the accepted tokens."""
+        return len(self.token_ids) == self.num_accepted
+
+    @property
+    def is_recovered(self) -> bool:
+        return not self.is_cut and bool(self.tried)
+
+    @property
+    def is_bonus(self) -> bool:
+        return not self.is_cut and not self.tried
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A draft as it was made, and the state of its sequence then."""
+
+    draft: Draft
+    num_tokens: int
+    num_preemptions: int
+
+
+class Witness:
+    """Use `witnessed`, and call `settle` after every step."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.verified: list[Verification] = []
+        self.faults: dict[str, None] = {}
+        """What is wrong with when and where drafts were verified, a line each, in order."""
+        self.proposer_errors: dict[str, None] = {}
+        self.breaks_off = False
+        """Whether the target's next step is to be broken off."""
+        self._coins = np.random.default_rng(seed)
+        self._proposals: dict[Key, _Proposal] = {}
+        self._pending: dict[Key, ScheduledRow] = {}
+
+    def propose(self, sequences: Many[Sequence], drafts: Many[Draft | None]) -> None:
+        """A proposer made these drafts."""
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            if draft is not None:
+                self._proposals[sequence.key] = _Proposal(draft, sequence.num_tokens, sequence.num_preemptions)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._proposals.pop(sequence.key, None)
+
+    def step(self, batch: Batch) -> None:
+        """The target is given this batch."""
+        if self.breaks_off:
+            self.breaks_off = False
+            raise BrokenOff
+        for row in batch.rows:
+            if row.num_draft_tokens:
+                fault = self._stale(row)
+                if fault is not None:
+                    self.faults[fault] = None
+                self._pending[row.sequence.key] = row
+
+    def _stale(self, row: ScheduledRow) -> str | None:
+        made, draft, position = self._proposals.get(row.sequence.key), row.draft, row.num_tokens
+        if made is None:
+            return f"stale draft: one that nobody proposed was verified at position {position}"
+        if made.num_tokens != position:
+            return f"stale draft: proposed for position {made.num_tokens}, verified at position {position}"
+        if made.num_preemptions != row.sequence.num_preemptions:
+            return f"stale draft: proposed before a preemption and verified after it, at position {position}"
+        kept = made.draft.trimmed(len(draft))
+        if (kept.token_ids, kept.parents) != (draft.token_ids, draft.parents):
+            return f"stale draft: the tokens verified at position {position} are not those proposed for it"
+        if not _same_law(kept.draft_probs, draft.draft_probs):
+            return f"stale draft: the law verified at position {position} is not the one reported for it"
+        return None
+
+    def settle(self, waiting: Many[Sequence]) -> None:
+        """A step is over. `waiting` sequences have no blocks, or no tokens of their own yet, so they hold no draft."""
+        for sequence in waiting:
+            if sequence.num_preemptions and len(sequence.draft):
+                self.faults[
+                    f"stale draft: a sequence preempted at position {sequence.num_tokens} keeps the "
+                    f"{len(sequence.draft)} tokens proposed before"
+                ] = None
+        for row in self._pending.values():
+            if row.sequence.error is None:
+                self.verified.append(self._settled(row))
+        self._pending.clear()
+
+    def _settled(self, row: ScheduledRow) -> Verification:
+        sequence, draft = row.sequence, row.draft
+        index = row.num_tokens - sequence.num_prompt_tokens
+        token_ids, sources = sequence.token_ids[row.num_tokens :], sequence.provenance[index:]
+        num_accepted = sum(source not in (RECOVERED, BONUS) for source in sources)
+        end = -1
+        for token in token_ids[:num_accepted]:
+            end = next(child for child in draft.children(end) if draft.token_ids[child] == token)
+        tried, first = draft.children(end), draft.children(-1)
+        probs = draft.draft_probs
+        is_recovered = bool(tried) and len(token_ids) > num_accepted
+        return Verification(
+            key=sequence.key,
+            index=index,
+            depth=draft.depth,
+            num_accepted=num_accepted,
+            token_ids=tuple(token_ids),
+            tried=tuple(draft.token_ids[child] for child in tried),
+            first_tokens=tuple(draft.token_ids[child] for child in first),
+            first_prob=None if probs is None else float(probs[first[0], draft.token_ids[first[0]]]),
+            draft_prob=float(probs[tried[0], token_ids[-1]]) if probs is not None and is_recovered else None,
+            draft_places=() if probs is None else tuple(self._draft_places(draft)),
+        )
+
+    def _draft_places(self, draft: Draft) -> Iterator[float]:
+        """Siblings are drawn without replacement, each from what the earlier ones left."""
+        for node, token in enumerate(draft.token_ids):
+            parent = node - 1 if draft.parents is None else draft.parents[node]
+            earlier = [draft.token_ids[child] for child in draft.children(parent) if child < node]
+            yield place(draft.draft_probs[node].double(), token, self._coins.random(), earlier)
+
+
+def _same_law(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+@contextmanager
+def witnessed(engine: Engine, seed: int = 0) -> Iterator[Witness]:
+    """A witness of what the engine does in the `with` block."""
+    witness, runner = Witness(seed), engine.runner
+    model, proposers = runner.model, dict(runner.proposers)
+    runner.model = _SeenModel(model, witness)
+    runner.proposers.update({name: _SeenProposer(inner, witness) for name, inner in proposers.items()})
+    try:
+        yield witness
+    finally:
+        runner.model = model
+        runner.proposers.update(proposers)
+
+
+class _SeenModel:
+    """A target whose drafts are seen."""
+
+    def __init__(self, inner: Model, witness: Witness) -> None:
+        self._inner = inner
+        self._witness = witness
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        self._witness.step(batch)
+        return self._inner.forward(batch, kv)
+
+    def forward_with_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Many[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self._witness.step(batch)
+        return self._inner.forward_with_aux(batch, kv, aux_layers)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._inner.compute_logits(hidden)
+
+    def kv_layout(self) -> KVLayout:
+        return self._inner.kv_layout()
+
+
+class _SeenProposer:
+    """A proposer whose drafts are seen, and whose failures."""
+
+    def __init__(self, inner: Proposer, witness: Witness) -> None:
+        self._inner = inner
+        self._witness = witness
+
+    @property
+    def kv_caches(self) -> Many[KVCache]:
+        return self._inner.kv_caches
+
+    @property
+    def wants(self) -> Wants:
+        return self._inner.wants
+
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> Many[Draft | None]:
+        try:
+            drafts = self._inner.propose(sequences, inp)
+        except Exception as error:
+            self._witness.proposer_errors[f"the proposer failed: {type(error).__name__}: {error}"] = None
+            raise
+        self._witness.propose(sequences, drafts)
+        return drafts
+
+    def forget(self, sequence: Sequence) -> None:
+        self._witness.forget(sequence)
+        self._inner.forget(sequence)
