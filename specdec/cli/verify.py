@@ -200,8 +200,8 @@ def _write(report: Report, options: VerifyOptions, seconds: float) -> None:
     click.echo(_setup(report) + f"; {seconds:.1f} s")
     for check in report.checks:
         click.echo(_line(check))
-        for fault in check.faults:
-            click.echo(f"    {fault}")
+        for line in (*check.faults, *check.notes):
+            click.echo(f"    {line}")
     for reason in report.not_run:
         click.echo(f"  not run: {reason}")
     click.echo(f"specdec: {report.verdict}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,29 +14,32 @@ EMPTY = "empty"
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `summary` in one line what was looked at, `faults` a line each, the most telling first."""
+    """One check: `summary` in one line what was looked at, `faults` a line each, the most telling first. `notes` are no
+    faults."""
 
     name: str
     status: str
     summary: str
     faults: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     is_needed: bool = True
     """Whether a run in which it is empty verifies nothing."""
 
     @staticmethod
     def of(
         name: str,
-        faults: list[str],
+        faults: Sequence[str],
         num_judged: int,
         summary: str,
         figures: Mapping[str, Any],
         *,
-        is_needed: bool = True,
+        notes: Sequence[str] = (),
+        is_needed: bool = False,
     ) -> Check:
         """Failed with any fault, empty without anything that could be judged."""
         status = FAILED if faults else PASSED if num_judged else EMPTY
-        return Check(name, status, summary, tuple(faults), figures, is_needed)
+        return Check(name, status, summary, tuple(faults), figures, tuple(notes), is_needed)
 
 
 @dataclass(frozen=True)

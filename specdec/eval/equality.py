@@ -152,4 +152,4 @@ class Equality:
             "tie_factor": TIE_FACTOR,
             "divergences": [asdict(found) | {"is_tie": found.is_tie} for found in self.divergences],
         }
-        return Check.of(name, self.faults, self.stats.num_drafts, summary, figures)
+        return Check.of(name, self.faults, self.stats.num_drafts, summary, figures, notes=ties, is_needed=True)

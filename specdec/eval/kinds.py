@@ -114,7 +114,7 @@ class Kinds:
         faults = [f"{what} from min(1, target / draft) (p = {p:.1g})"] if p < level else []
         figures = {"p_value": p, "level": level, "num_accepted": accepted, "expected": expected}
         summary = f"{what}, p = {p:.2g}" if enough else f"{what}: too few chances to test"
-        return Check.of("acceptance", faults, int(enough), summary, figures, is_needed=False)
+        return Check.of("acceptance", faults, int(enough), summary, figures)
 
     def _recovered_check(self, level: float) -> Check:
         judged = [each for each in self.recovered if each.draft_prob is not None]
@@ -125,7 +125,7 @@ class Kinds:
         wrong = [each for each in judged if (each.draft_prob or 0.0) > each.look.prob * self.lenience]
         summary = f"{plural(len(judged), 'token')}, {len(wrong):,} of them likelier under the draft than the target"
         figures = {"num_recovered": len(judged), "num_excessive": len(wrong)}
-        return Check.of("recovered", _excess(wrong, judged), len(judged), summary, figures, is_needed=False)
+        return Check.of("recovered", _excess(wrong, judged), len(judged), summary, figures)
 
 
 ANOTHER_ROW = "they come from another row of logits, or another law"
@@ -161,4 +161,4 @@ def _uniformity(name: str, places: Many[float], level: float, noun: str, fault: 
     summary = f"{plural(len(places), noun)}" + (f", p = {p:.2g}" if enough else ": too few to test")
     faults = [f"{fault} (chi-square over {plural(len(places), noun)}, p = {p:.1g})"] if p < level else []
     figures = {"p_value": p, "level": level, "num_tokens": len(places)}
-    return Check.of(name, faults, int(enough), summary, figures, is_needed=False)
+    return Check.of(name, faults, int(enough), summary, figures)

@@ -53,6 +53,11 @@ class _Sample:
             self.latest = None
 
 
+def answer_length(config: EngineConfig, max_model_len: int) -> int:
+    """Tokens of an answer: another block for every sequence, for all of which there is no room."""
+    return min(max(LEAST_TOKENS, config.block_size + SECOND_TOKENS), max_model_len // 2)
+
+
 @dataclass
 class _Tally:
     """What all runs together did and found."""
@@ -75,23 +80,20 @@ class KVCheck:
     def __init__(
         self, build: BuildEngine, config: EngineConfig, prompts: Many[Text], params: SamplingParams, watch: Watch
     ) -> None:
+        """Prompts leave room for an answer, `params.max_tokens`, and two tokens more."""
+        assert params.max_tokens is not None
         self._build = build
         self._config = config
         self._method = config.speculative[0].method
         self._longest_draft = config.speculative[0].num_speculative_tokens
         self._prompts = prompts
-        self._num_tokens = self.num_tokens(config)
-        self.params = replace(params, max_tokens=self._num_tokens, ignore_eos=True, detokenize=False)
+        self._num_tokens = params.max_tokens
+        self.params = replace(params, ignore_eos=True, detokenize=False)
         self._watch = watch
         self._tally = _Tally()
         self._allowed = 0.0
         self.answers: list[list[int]] = []
         """To the prompts, in order: the first samples of the first engine."""
-
-    @staticmethod
-    def num_tokens(config: EngineConfig) -> int:
-        """The length of an answer: at least another block for every sequence, and there is no room for all of them."""
-        return max(LEAST_TOKENS, config.block_size + SECOND_TOKENS)
 
     def run(self) -> None:
         """Both engines, one after the other."""
@@ -233,18 +235,9 @@ class KVCheck:
         )
         owners = [TARGET, *(owner for owner in tally.num_positions if owner != TARGET)]
         found = [self._kv_check(owner, happened) for owner in owners]
-        stale = list(tally.stale)
         summary = f"{plural(tally.num_verified, 'draft')} verified where they were proposed for"
-        found.append(
-            Check.of(
-                "draft positions",
-                stale,
-                tally.num_verified,
-                summary,
-                {"num_drafts": tally.num_verified},
-                is_needed=False,
-            )
-        )
+        figures = {"num_drafts": tally.num_verified}
+        found.append(Check.of("draft positions", list(tally.stale), tally.num_verified, summary, figures))
         if tally.errors:
             found.append(Check.of("requests", list(tally.errors), 1, plural(len(tally.errors), "failure"), {}))
         return found
@@ -263,11 +256,24 @@ class KVCheck:
             "num_whole_drafts": tally.num_whole,
             "num_preemptions": tally.num_preemptions,
             "num_prefix_hit_tokens": tally.num_hit_tokens,
-            "largest_relative_difference": largest if largest < torch.inf else None,
+            "largest_relative_difference": largest,
             "allowed": self._allowed,
         }
-        name = "target KV" if owner == TARGET else "proposer KV"
-        return Check.of(name, tally.faults.get(owner, []), positions, summary, figures)
+        name, notes = ("target KV", self._missing()) if owner == TARGET else ("proposer KV", ())
+        return Check.of(name, tally.faults.get(owner, []), positions, summary, figures, notes=notes)
+
+    def _missing(self) -> tuple[str, ...]:
+        """What did not happen, and so was not checked."""
+        tally = self._tally
+        counts = {
+            "a rejection": tally.num_rejections,
+            "a draft that was accepted whole": tally.num_whole,
+            "a preemption": tally.num_preemptions,
+            "a prefix hit": tally.num_hit_tokens if self._config.enable_prefix_caching else 1,
+        }
+        return tuple(
+            f"nothing is known of the state after {name}: there was none" for name, count in counts.items() if not count
+        )
 
 
 def _source(sequence: Sequence, position: int) -> str:

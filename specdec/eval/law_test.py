@@ -99,7 +99,7 @@ def _law_check(looks: Many[Many[Look]], drawn: Drawn, kinds: Kinds, size: Size, 
         "num_recovered_tokens": len(kinds.recovered),
         "num_bonus_tokens": len(kinds.bonus),
     }
-    return Check.of("law", faults, kinds.num_drafts, summary, figures)
+    return Check.of("law", faults, kinds.num_drafts, summary, figures, is_needed=True)
 
 
 def _joint_p_value(looks: Many[Many[Look]], num_sides: int) -> float:

@@ -7,7 +7,7 @@ its distribution, which is tested; and whatever is promised, cached state must b
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from specdec.config import EXACTNESS
@@ -15,7 +15,7 @@ from specdec.engine import Engine
 from specdec.eval.checks import Check, Report
 from specdec.eval.driving import Stopped, Watch, plural
 from specdec.eval.equality import Equality
-from specdec.eval.kv_check import KVCheck
+from specdec.eval.kv_check import KVCheck, answer_length
 from specdec.eval.law_test import LawTest
 from specdec.eval.reader import BuildEngine, Text
 from specdec.eval.verify_settings import ERROR_LEVEL, LONGEST_SAMPLE, Settings, check_settings, resolve
@@ -24,6 +24,7 @@ from specdec.types import SamplingParams
 LONGEST_CONTEXT = 256
 """Prompts are cut to so many tokens where their length does not matter: for the law of the first tokens, and the KV."""
 MOST_KV_CONTEXTS = 8
+LEAST_MODEL_LEN = 16
 
 
 class _Part(Protocol):
@@ -45,6 +46,10 @@ def verify_losslessness(
     """
     config = engine.config
     check_settings(config, settings)
+    if engine.max_model_len < LEAST_MODEL_LEN:
+        raise ValueError(
+            f"sequences of at most {engine.max_model_len} tokens are too short to check; {LEAST_MODEL_LEN} are needed"
+        )
     params = settings.params
     verifier = resolve(config.verifier, params)
     parts: list[_Part]
@@ -65,10 +70,10 @@ def verify_losslessness(
     return Report(setup, _promise(verifier, prompts), tuple(checks), _not_run(verifier), interrupted)
 
 
-def contexts(prompts: Many[Text], max_model_len: int) -> list[Text]:
+def contexts(prompts: Many[Text], longest: int) -> list[Text]:
     """Texts to go on from: each prompt, and before it the prompt with its first half once more, where a proposer that
-    copies has something to copy. Cut to `LONGEST_CONTEXT`, and to what the model takes."""
-    longest = min(LONGEST_CONTEXT, max_model_len - LONGEST_SAMPLE - 1)
+    copies has something to copy. Cut to `longest` tokens, and to `LONGEST_CONTEXT`."""
+    longest = min(LONGEST_CONTEXT, longest)
     found: list[Text] = []
     for prompt in prompts:
         own = prompt[:longest]
@@ -118,12 +123,12 @@ class _KV:
     watch: Watch
 
     def __post_init__(self) -> None:
-        num_tokens = KVCheck.num_tokens(self.engine.config)
-        longest = self.engine.max_model_len - num_tokens - self.engine.config.speculative[0].num_speculative_tokens
-        listed = contexts(self.prompts, longest)
+        config, longest = self.engine.config, self.engine.max_model_len
+        length = answer_length(config, longest)
         every = 2 if len(self.prompts) >= 4 else 1
-        self.contexts = listed[::every][:MOST_KV_CONTEXTS]
-        self.check = KVCheck(self.build, self.engine.config, self.contexts, self.params, self.watch)
+        self.contexts = contexts(self.prompts, longest - length - 2)[::every][:MOST_KV_CONTEXTS]
+        params = replace(self.params, max_tokens=length)
+        self.check = KVCheck(self.build, config, self.contexts, params, self.watch)
 
     def run(self) -> None:
         self.check.run()
@@ -167,7 +172,7 @@ class _Law:
         self._checks: list[Check] = []
 
     def run(self) -> None:
-        listed = contexts(self.prompts, self.engine.max_model_len)
+        listed = contexts(self.prompts, self.engine.max_model_len - LONGEST_SAMPLE)
         settings = self.settings
         test = LawTest(self.engine, self.build, listed, settings.temperature, settings.draws, settings.seed, self.watch)
         self._checks = test.run()

@@ -135,17 +135,28 @@ class Witness:
                 ] = None
         for row in self._pending.values():
             if row.sequence.error is None:
-                self.verified.append(self._settled(row))
+                self._settle(row)
         self._pending.clear()
 
-    def _settled(self, row: ScheduledRow) -> Verification:
+    def _settle(self, row: ScheduledRow) -> None:
+        """Keep what became of a row's draft; a token that counts as accepted and was not drafted is a fault."""
+        sources = row.sequence.provenance[row.num_tokens - row.sequence.num_prompt_tokens :]
+        num_accepted = sum(source not in (RECOVERED, BONUS) for source in sources)
+        path = [-1]
+        for position in range(row.num_tokens, row.num_tokens + num_accepted):
+            token = row.sequence.token_ids[position]
+            following = [child for child in row.draft.children(path[-1]) if row.draft.token_ids[child] == token]
+            if not following:
+                self.faults[f"token {token} at position {position} counts as accepted and was not drafted there"] = None
+                return
+            path.append(following[0])
+        self.verified.append(self._verification(row, path[-1], num_accepted))
+
+    def _verification(self, row: ScheduledRow, end: int, num_accepted: int) -> Verification:
+        """Of a row whose accepted path ends with node `end`."""
         sequence, draft = row.sequence, row.draft
         index = row.num_tokens - sequence.num_prompt_tokens
-        token_ids, sources = sequence.token_ids[row.num_tokens :], sequence.provenance[index:]
-        num_accepted = sum(source not in (RECOVERED, BONUS) for source in sources)
-        end = -1
-        for token in token_ids[:num_accepted]:
-            end = next(child for child in draft.children(end) if draft.token_ids[child] == token)
+        token_ids = sequence.token_ids[row.num_tokens :]
         tried, first = draft.children(end), draft.children(-1)
         probs = draft.draft_probs
         is_recovered = bool(tried) and len(token_ids) > num_accepted

@@ -1,18 +1,24 @@
-"""Tiny engines for the checks of losslessness, and how they are run."""
+"""Tiny engines for the checks of losslessness: every proposer there is, around models of a few weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
 from specdec.eval.checks import Check, Report
 from specdec.eval.driving import Watch
-from specdec.eval.losslessness import Settings, verify_losslessness
-from specdec.proposers.base import DraftModel, Proposer
+from specdec.eval.losslessness import verify_losslessness
+from specdec.eval.verify_settings import Settings
+from specdec.proposers.base import Drafter, DraftModel, Proposer
+from specdec.step.model import Model
+from tests.heads import tiny_eagle, tiny_medusa, tiny_target
 from tests.toys import ScriptedModel, looping_script, random_script
 
 VOCABULARY = 13
@@ -21,35 +27,60 @@ PROMPTS = [(1, 2, 3, 4, 5), (4,) * 6, (5, 6, 7, 8, 5, 6, 7), (12, 3)]
 
 @dataclass
 class Tiny:
-    """Scripted models around which any number of engines are built."""
+    """Models around which any number of engines are built; `own` makes proposers by name."""
 
-    target: ScriptedModel
-    draft: ScriptedModel | None = None
+    target: Model
+    drafts: Mapping[str, Drafter] = field(default_factory=dict)
     own: Mapping[str, Callable[[], Proposer]] = field(default_factory=dict)
+    max_model_len: int = 256
 
     def build(self, config: EngineConfig) -> Engine:
-        facts = TargetFacts(self.target.vocab_size, self.target.max_model_len)
         methods = [entry.method for entry in config.speculative]
-        drafts = {}
-        if self.draft is not None and "draft" in methods:
-            drafts["draft"] = DraftModel(self.draft, self.draft.vocab_size, self.draft.max_model_len)
-        given = {name: make() for name, make in self.own.items() if name in methods}
-        return assemble(config, self.target, facts, draft_models=drafts, proposers=given)
+        return assemble(
+            config,
+            self.target,
+            TargetFacts(VOCABULARY, self.max_model_len),
+            draft_models={name: draft for name, draft in self.drafts.items() if name in methods},
+            proposers={name: make() for name, make in self.own.items() if name in methods},
+        )
 
 
-def tiny(salt: int = 0) -> Tiny:
+def scripted(salt: int = 0) -> Tiny:
     """A target that loops, so that copying helps, and a draft model that agrees with it now and then."""
     target = looping_script(VOCABULARY, 5, salt=salt)
     noise = random_script(VOCABULARY, salt=salt + 100, spread=1.0)
-    draft = ScriptedModel(lambda prefix: target(prefix) + noise(prefix), VOCABULARY)
-    return Tiny(ScriptedModel(target, VOCABULARY), draft)
+    draft = ScriptedModel(lambda prefix: np.asarray(target(prefix)) + noise(prefix), VOCABULARY)
+    return Tiny(ScriptedModel(target, VOCABULARY), {"draft": DraftModel(draft, VOCABULARY, 256)})
 
 
-def config(proposer: str, k: int = 3, **options: object) -> EngineConfig:
-    settings = {"num_draft_layers": 1} if proposer == "draft" else {}
+def tiny_for(method: str) -> Tiny:
+    """Models for a proposer: heads need a real decoder, all others do with scripts."""
+    if method not in ("eagle", "eagle3", "medusa"):
+        return scripted()
+    target = tiny_target()
+    head = tiny_medusa() if method == "medusa" else tiny_eagle(target, method, reduced=method == "eagle3")
+    return Tiny(target, {method: head})
+
+
+def layered(count: int) -> Tiny:
+    """A real decoder whose own first layers draft."""
+    target = tiny_target()
+    return Tiny(target, {"draft": DraftModel(target.first_layers(count), VOCABULARY, 256)})
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "draft": {"num_draft_layers": 1},
+    "eagle": {"model": "given"},
+    "eagle3": {"model": "given"},
+    "medusa": {"model": "given"},
+}
+"""What methods that need settings are given; the models are there already."""
+
+
+def config(method: str, k: int = 3, **options: Any) -> EngineConfig:
     defaults = {"block_size": 4, "kv_cache_tokens": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 256}
-    speculative = (SpeculativeConfig(proposer, k, settings),)
-    return EngineConfig(model="scripted", speculative=speculative, **{**defaults, **options})  # type: ignore[arg-type]
+    speculative = (SpeculativeConfig(method, k, SETTINGS.get(method, {})),)
+    return EngineConfig(model="tiny", speculative=speculative, **{**defaults, **options})
 
 
 def verify(
@@ -58,10 +89,11 @@ def verify(
     temperature: float = 0.0,
     *,
     prompts: Many[tuple[int, ...]] = PROMPTS,
-    **options: int,
+    watch: Watch | None = None,
+    **settings: int,
 ) -> Report:
-    settings = Settings(temperature, **{"max_tokens": 24, "draws": 512, **options})
-    return verify_losslessness(models.build, models.build(own), prompts, settings, Watch())
+    asked = Settings(temperature, **{"max_tokens": 24, "draws": 512, **settings})
+    return verify_losslessness(models.build, models.build(own), prompts, asked, watch or Watch())
 
 
 def named(report: Report, name: str) -> Check:

@@ -1,0 +1,230 @@
+"""Every proposer passes with every verifier, and five faults that engines have had are caught where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.core.scheduler import ScheduledRow, Scheduler
+from specdec.core.sequence import Sequence as Sample
+from specdec.eval.checks import EMPTY, FAILED, PASSED
+from specdec.eval.driving import Watch
+from specdec.eval.losslessness import contexts
+from specdec.eval.verify_settings import Settings, check_settings
+from specdec.proposers import growing
+from specdec.proposers.registry import PROPOSERS
+from specdec.sampling import block, coupled, rejection
+from specdec.sampling.emission import law
+from specdec.types import Verdict
+from tests.eval.tiny import config, layered, named, scripted, tiny_for, verify
+from tests.sampling.wrong import recover_from_next_row, subtract_drafted_token_only
+
+METHODS = sorted(set(PROPOSERS) - {"none"})
+CASES = [("auto", 0.0), ("coupled", 0.8), ("rejection", 0.8), ("block", 0.8)]
+
+
+@pytest.mark.parametrize(("verifier", "temperature"), CASES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_proposer_passes_with_every_verifier(method: str, verifier: str, temperature: float) -> None:
+    report = verify(tiny_for(method), config(method, verifier=verifier), temperature, max_tokens=12, draws=160)
+    assert report.is_verified, report
+    assert report.verdict.startswith("verified: ")
+    promised = {"auto": "greedy equality", "coupled": "coupled equality"}.get(verifier, "law")
+    assert named(report, promised).status == PASSED
+    kv = named(report, "target KV")
+    assert kv.status == PASSED
+    assert min(kv.figures[f"num_{what}"] for what in ("rejections", "preemptions", "prefix_hit_tokens")) > 0
+    assert named(report, "draft positions").status == PASSED
+    assert report.not_run
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_models_own_layers_pass(temperature: float) -> None:
+    report = verify(layered(2), config("draft"), temperature, draws=160)
+    assert report.is_verified, report
+    assert 0 < named(report, "proposer KV").figures["largest_relative_difference"] < 1e-9
+
+
+def caught(report: object, name: str, *words: str) -> str:
+    """The fault of a check, which must be failed, and name the cause."""
+    check = named(report, name)  # type: ignore[arg-type]
+    assert check.status == FAILED, report
+    assert report.verdict.startswith("NOT lossless: ")  # type: ignore[attr-defined]
+    assert all(word in check.faults[0] for word in words), check.faults[0]
+    return check.faults[0]
+
+
+def others(report: object, *names: str) -> None:
+    """Only these checks failed."""
+    assert {check.name for check in report.failed} <= set(names), report  # type: ignore[attr-defined]
+
+
+def test_wrong_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "emission_logits", subtract_drafted_token_only)
+    report = verify(scripted(), config("draft", verifier="rejection"), 0.8)
+    caught(
+        report, "recovered", "max(target - draft, 0)", "less the rejected token alone", "kept the draft's other mass"
+    )
+    others(report, "recovered", "law")
+
+
+def test_wrong_residual_of_block_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_subtracted(
+        target: torch.Tensor, draft: torch.Tensor, carried: Sequence[float], count: int
+    ) -> torch.Tensor:
+        return target[count]
+
+    monkeypatch.setattr(block, "prefix_excess", nothing_subtracted)
+    report = verify(scripted(), config("draft", verifier="block"), 0.8)
+    caught(report, "recovered", "the target's own law, as if nothing were subtracted")
+
+
+@pytest.mark.parametrize("method", ["draft", "suffix"])
+def test_wrong_correction_row(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drafts with a law and without."""
+    monkeypatch.setattr(rejection, "emission_logits", recover_from_next_row if method == "draft" else _next_row)
+    report = verify(scripted(), config(method, verifier="rejection"), 0.8)
+    caught(report, "recovered", "another row of logits")
+    others(report, "recovered", "law")
+    assert named(report, "bonus").status == PASSED
+
+
+def _next_row(logits: torch.Tensor, spans: Sequence[object], accepted: Sequence[int]) -> torch.Tensor:
+    """Recovered tokens of drafts without a law, read one row too late."""
+    weights = []
+    for span, count in zip(spans, accepted, strict=True):
+        tokens = span.row.draft.token_ids  # type: ignore[attr-defined]
+        rejected = count < len(tokens)
+        row = logits[span.start + count + rejected].double().clone()  # type: ignore[attr-defined]
+        if rejected:
+            row[tokens[count]] = float("-inf")
+        weights.append(row)
+    return torch.stack(weights)
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_temperature_left_out_of_the_reported_law(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "law", lambda logits: law(logits * 0.5))
+    report = verify(scripted(), config("draft", verifier=verifier), 0.5)
+    caught(report, "draft law", "not drawn from the law that the proposer reports", "temperature")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("claims_all", [False, True])
+def test_bonus_token_missing_from_the_drafts_kv(
+    temperature: float, claims_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a whole draft the draft's KV counts as one token longer than it is, or as complete."""
+    commit = Scheduler._commit_row
+
+    def counts_too_many(self: Scheduler, row: ScheduledRow, verdict: Verdict) -> None:
+        commit(self, row, verdict)
+        sequence = row.sequence
+        if row.num_draft_tokens and verdict.num_accepted == row.num_draft_tokens:
+            claimed = sequence.num_tokens if claims_all else sequence.num_draft_computed_tokens + 1
+            sequence.num_draft_computed_tokens = claimed
+
+    monkeypatch.setattr(Scheduler, "_commit_row", counts_too_many)
+    report = verify(layered(2), config("draft"), temperature, draws=160)
+    fault = caught(report, "proposer KV", "the proposer draft's KV of position", "counts as computed and")
+    assert "(a draft token" in fault or "(a bonus token" in fault
+    others(report, "proposer KV", "requests")
+
+
+def test_stale_counter_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's KV counts as computed though its blocks are gone."""
+    preempt = Scheduler._preempt
+
+    def keeps_the_counter(self: Scheduler, sequence: Sample) -> None:
+        count = sequence.num_draft_computed_tokens
+        preempt(self, sequence)
+        sequence.num_draft_computed_tokens = count
+
+    monkeypatch.setattr(Scheduler, "_preempt", keeps_the_counter)
+    report = verify(layered(2), config("draft"))
+    caught(report, "proposer KV", "after 1 preemption", "counts as computed")
+    others(report, "proposer KV", "requests")
+
+
+def test_stale_draft_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def keeps_the_draft(self: Scheduler, sequence: Sample) -> None:
+        draft = sequence.draft
+        preempt(self, sequence)
+        sequence.draft = draft
+
+    monkeypatch.setattr(Scheduler, "_preempt", keeps_the_draft)
+    report = verify(scripted(), config("draft"))
+    caught(report, "draft positions", "stale draft", "preempted")
+    others(report, "draft positions")
+
+
+def test_an_accepted_token_that_is_not_the_targets_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk goes on along the draft whatever the target chose."""
+    monkeypatch.setattr(coupled, "_child", lambda draft, node, token: next(iter(draft.children(node)), None))
+    report = verify(scripted(), config("suffix"))
+    caught(report, "greedy equality", "top-2 margin", "measured drift 0: more than 4 times the drift, so no tie")
+    assert named(report, "target KV").faults
+
+
+def test_nothing_drafted_verifies_nothing() -> None:
+    report = verify(scripted(), config("ngram"), prompts=[(1, 2, 3)], max_tokens=3)
+    assert not report.is_verified
+    assert named(report, "greedy equality").status == EMPTY
+    assert report.verdict.startswith("NOT verified: greedy equality: no draft was verified in")
+
+
+@pytest.mark.parametrize(("after", "names"), [(3, []), (60, [])])
+def test_stopping_leaves_what_was_found(after: int, names: list[str]) -> None:
+    calls = iter(range(10_000))
+    report = verify(scripted(), config("draft"), watch=Watch(stopped=lambda: next(calls) > after))
+    assert report.interrupted
+    assert not report.is_verified
+    assert [check.name for check in report.checks] == names
+    assert report.verdict.startswith("interrupted: ")
+
+
+def test_stopping_keeps_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "emission_logits", recover_from_next_row)
+    lines: list[str] = []
+    watch = Watch(lines.append, lambda: bool(lines) and lines[-1].startswith("KV, with a prefix"))
+    report = verify(scripted(), config("draft", verifier="rejection"), 0.8, watch=watch)
+    assert report.interrupted
+    assert report.verdict.startswith("NOT lossless: recovered")
+
+
+def test_contexts_are_each_prompt_and_one_that_repeats_it() -> None:
+    assert contexts([(1, 2, 3, 4)], 100) == [(1, 2, 3, 4, 1, 2), (1, 2, 3, 4)]
+    assert max(map(len, contexts([tuple(range(13)) * 40], 1000))) == 256
+    assert contexts([(1, 2, 3, 4)], 3) == [(1, 2, 3)]
+
+
+def test_a_short_model_and_a_lone_short_prompt() -> None:
+    models = replace(scripted(), max_model_len=16)
+    for method in ("suffix", "draft"):
+        report = verify(models, config(method, kv_cache_tokens=64, block_size=2), prompts=[(3,)], max_tokens=14)
+        assert not report.failed, report
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        ({"verifier": "typical"}, Settings(0.5), "lossy and promises nothing"),
+        ({"verifier": "greedy"}, Settings(0.5), "needs temperature 0"),
+        ({"k": 0}, Settings(), "nothing is drafted"),
+        ({"method": "none"}, Settings(), "without a proposer there is nothing to verify"),
+        ({}, Settings(0.5, draws=39), "at least 40"),
+        ({"k": 1}, Settings(0.5, draws=19), "at least 20"),
+        ({}, Settings(-1.0), "temperature must be"),
+        ({}, Settings(max_tokens=0), "max_tokens must be"),
+    ],
+)
+def test_what_cannot_be_verified_is_refused(options: dict[str, object], settings: Settings, message: str) -> None:
+    asked = {"method": "ngram", **options}
+    with pytest.raises(ValueError, match=message) as refused:
+        check_settings(config(**asked), settings)  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
