@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from specdec.cli.errors import bad_input, say
+from specdec.cli.errors import bad_input
+from specdec.cli.progress import progress_line
 from specdec.config import DEFAULT_MODEL, calm_threads
 from specdec.types import MAX_DRAFT_NODES
 
@@ -46,6 +47,6 @@ def tree(model: str, tree_nodes: int, as_json: bool) -> None:
     calm_threads()
     from specdec.cli.tree_overhead import measure_trees, report
 
-    with bad_input():
-        result = measure_trees(model, tree_nodes, say)
+    with bad_input(), progress_line() as tell:
+        result = measure_trees(model, tree_nodes, tell)
     click.echo(json.dumps(asdict(result)) if as_json else report(result))

@@ -25,8 +25,8 @@ TEMPERATURES = (0.0, 1.0)
 DEPTH = 4
 NUM_RIGHT = 2
 PROMPT_LENGTH = 256
-ROUNDS = 25
-WARM_UP_ROUNDS = 3
+ROUNDS = 10
+WARM_UP_ROUNDS = 2
 TARGET = 1.1
 
 
@@ -65,16 +65,25 @@ def measure_trees(
         enable_prefix_caching=False,
     )
     engine = Engine.from_config(config, progress)
-    return measure_engine(engine, model, num_nodes, num_rounds)
+    return measure_engine(engine, model, num_nodes, progress, num_rounds)
 
 
-def measure_engine(engine: Engine, model: str, num_nodes: int, num_rounds: int = ROUNDS) -> TreeTimes:
+def measure_engine(
+    engine: Engine,
+    model: str,
+    num_nodes: int,
+    progress: Callable[[str], None] | None = None,
+    num_rounds: int = ROUNDS,
+) -> TreeTimes:
     """The same for a loaded engine that is idle."""
     shape = TreeChoice("ranked", num_nodes, num_nodes).shape(DEPTH)
-    times = tuple(
-        _measure(engine, size, temperature, shape, num_rounds) for size in BATCH_SIZES for temperature in TEMPERATURES
-    )
-    return TreeTimes(model, num_nodes, shape.depth, num_rounds, TARGET, times)
+    times = []
+    for batch_size in BATCH_SIZES:
+        for temperature in TEMPERATURES:
+            if progress is not None:
+                progress(f"measuring {batch_size} x {num_nodes} nodes at temperature {temperature:g}")
+            times.append(_measure(engine, batch_size, temperature, shape, num_rounds))
+    return TreeTimes(model, num_nodes, shape.depth, num_rounds, TARGET, tuple(times))
 
 
 def _measure(engine: Engine, batch_size: int, temperature: float, shape: TreeShape, num_rounds: int) -> TreeTime:

@@ -40,6 +40,10 @@ OWN_TOKENS = 4_096
 """The most tokens whose candidates are kept for a live sequence; those learned the longest time ago give way."""
 MOST_TABLES = 1_024
 
+ENTRY_BYTES = 300
+CANDIDATE_BYTES = 40
+"""What a token takes in a live sequence's table, and each of its candidates, rounded up."""
+
 Candidates = dict[int, list[int]]
 """By token, what the target last held for the likeliest to follow it, the best first."""
 
@@ -92,7 +96,7 @@ class RecyclingProposer:
     @property
     def num_bytes(self) -> int:
         """The size of all tables."""
-        entry_bytes = 250 + 40 * self._width
+        entry_bytes = ENTRY_BYTES + CANDIDATE_BYTES * self._width
         return self._past.num_bytes + entry_bytes * sum(map(len, self._own.values()))
 
     def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:

@@ -86,6 +86,7 @@ OPTIONS = {
     "specdec models": {"--json": FLAG},
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
+    "specdec bench tree": {"--model": "smollm2-135m", "--tree-nodes": 16, "--json": FLAG},
 }
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml", "importlib.metadata")
 

@@ -62,7 +62,8 @@ def _drafter(method: str, vocab_size: int) -> Drafter:
 
 
 def ask(proposer: Proposer, sequences: Many[Sequence], lengths: Many[int], vocab_size: int) -> list[Draft]:
-    """Propose as the engine does, the target having just computed every sequence from its start, without a draft."""
+    """Propose as the engine does, the target having just computed every sequence from its start, and then a draft of
+    two alternatives of which it took neither."""
     states = [_states(sequence, proposer.wants, vocab_size) for sequence in sequences] if proposer.wants.states else []
     drafts = proposer.propose(sequences, ProposalInput(lengths, states))
     assert isinstance(drafts, list)
@@ -75,13 +76,15 @@ def _states(sequence: Sequence, wants: Wants, vocab_size: int) -> TargetStates |
     if not prefixes:
         return None
     hidden = torch.stack([_noise(prefix, HIDDEN) for prefix in prefixes])
+    rejected = [(sequence.token_ids[-1] + i) % vocab_size for i in (1, 2)]
+    paths = [prefixes[-1], *([*prefixes[-1], token] for token in rejected)]
     return TargetStates(
         start=0,
         num_tokens=len(prefixes),
         hidden=hidden if wants.hidden else None,
         aux={layer: hidden + layer for layer in wants.aux_layers},
-        judged=tuple(sequence.token_ids[-2:-1]),
-        logits=_noise(prefixes[-1], vocab_size)[None] if wants.logits else None,
+        judged=(prefixes[-1][-1], *rejected),
+        logits=torch.stack([_noise(path, vocab_size) for path in paths]) if wants.logits else None,
     )
 
 

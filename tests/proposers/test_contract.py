@@ -18,7 +18,7 @@ from specdec.config import SpeculativeConfig
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import NOTHING, ProposalInput, Proposer
 from specdec.proposers.registry import PROPOSERS, build_proposer
-from specdec.types import Draft
+from specdec.types import MAX_DRAFT_NODES, Draft
 from tests.proposers.helpers import EXAMPLE, SETTINGS, ask, make_context, make_sequence
 
 VOCAB_SIZE = 4
@@ -35,9 +35,16 @@ class Scenario:
     prompts: tuple[tuple[int, ...], ...]
     lengths: tuple[tuple[int, ...], ...]
     grown: tuple[tuple[tuple[int, ...], ...], ...]
+    cache_salt: str | None = None
 
-    def sequences(self) -> list[Sequence]:
-        return [make_sequence(prompt, f"request-{i // 2}", i % 2, place=i) for i, prompt in enumerate(self.prompts)]
+    def sequences(self, grown: bool = False) -> list[Sequence]:
+        """As they begin, or as they are in the end."""
+        sequences = []
+        for i, prompt in enumerate(self.prompts):
+            sequences.append(make_sequence(prompt, f"request-{i // 2}", i % 2, self.cache_salt, place=i))
+            for growth in self.grown if grown else ():
+                sequences[-1].token_ids.extend(growth[i])
+        return sequences
 
 
 @st.composite
@@ -89,13 +96,16 @@ def check_form(build: Build, method: str, scenario: Scenario) -> None:
 
 def check_draft(draft: Draft, length: int, method: str) -> None:
     assert isinstance(draft, Draft)
-    assert len(draft) <= length
     assert isinstance(draft.token_ids, tuple)
     assert all(type(token) is int and 0 <= token < VOCAB_SIZE for token in draft.token_ids)
     assert draft.proposer in (method, "none")  # the runner names what has no name
     if draft.parents is not None:
         assert len(draft.parents) == len(draft)
         assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
+        siblings = list(zip(draft.parents, draft.token_ids, strict=True))
+        assert len(set(siblings)) == len(siblings), "siblings hold different tokens"
+    assert len(draft) <= MAX_DRAFT_NODES
+    assert draft.depth <= length
     if draft.draft_probs is not None:
         assert tuple(draft.draft_probs.shape) == (len(draft), VOCAB_SIZE)
         for row, token in zip(draft.draft_probs.tolist(), draft.token_ids, strict=True):
@@ -132,7 +142,8 @@ def check_purity(build: Build, method: str, scenario: Scenario) -> None:
 
 
 def check_catch_up(build: Build, method: str, scenario: Scenario) -> None:
-    """The last draft is the same whether the rounds before asked for 3 tokens each, for 3 and 0 in turn, or not."""
+    """The last draft is the same whether the rounds before asked for 3 tokens each, for 3 and 0 in turn, or 0; and
+    whether there were rounds before, but for one that learns from logits."""
     rounds, count = len(scenario.lengths), len(scenario.prompts)
     always = [3] * rounds
     changing = [3 * ((rounds - r) % 2) for r in range(rounds)]
@@ -142,6 +153,8 @@ def check_catch_up(build: Build, method: str, scenario: Scenario) -> None:
         for lengths in (always, changing, never)
     )
     assert others == [expected, expected]
+    if build().wants.logits:
+        return  # the logits of the rounds before are gone
     sequences = scenario.sequences()
     for grown in scenario.grown[:-1]:
         for sequence, tokens in zip(sequences, grown, strict=True):
@@ -151,14 +164,16 @@ def check_catch_up(build: Build, method: str, scenario: Scenario) -> None:
 
 
 def check_forget(build: Build, method: str, scenario: Scenario) -> None:
-    """After forgetting, other sequences under the same keys are new ones; forgetting a stranger does nothing."""
+    """After forgetting, sequences of another cache salt under the same keys are new ones: what was learned from past
+    requests is kept from them. Forgetting a stranger does nothing."""
     proposer = build()
     other = replace(scenario, prompts=scenario.prompts[::-1], grown=scenario.grown[::-1])
     for sequence in scenario.sequences():
         proposer.forget(sequence)
-    for played in (scenario, other, scenario):
-        assert play(proposer, played) == play(build(), played)
-        for sequence in scenario.sequences():
+    for salt, played in (("first", scenario), ("second", other), ("third", scenario)):
+        salted = replace(played, cache_salt=salt)
+        assert play(proposer, salted) == play(build(), salted)
+        for sequence in salted.sequences(grown=True):
             proposer.forget(sequence)
 
 
@@ -270,6 +285,8 @@ def test_a_wrong_name_or_law_is_caught() -> None:
         Draft((1, 2), draft_probs=2 * law, proposer="p"),
         Draft((0, 1), draft_probs=torch.eye(VOCAB_SIZE)[2:], proposer="p"),
         Draft((1, 2), parents=(-1, 1), proposer="p"),
+        Draft((1, 1), parents=(-1, -1), proposer="p"),
+        Draft((1, 2, 3), parents=(-1, 0, 1), proposer="p"),
     ):
         with pytest.raises(AssertionError):
             check_draft(wrong, 2, "p")
