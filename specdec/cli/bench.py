@@ -22,7 +22,8 @@ def bench() -> None:
     short_help="The time of a step outside the model.",
     help="Measure a step outside the model (schedule, batch, sampling pipeline, verification, commit, proposing and "
     "outputs), greedy with k = 4 and a vocabulary of 49,152, around a model that does no work; and each "
-    "proposer without a model alone, by rows and the length of the context. Times are medians.",
+    "proposer without a model alone, by rows and the length of the context; and what a draft head costs outside "
+    "itself. Times are medians.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def overhead(as_json: bool) -> None:

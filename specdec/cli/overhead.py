@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specdec.cli.head_overhead import HeadTime, head_lines, measure_heads
 from specdec.cli.proposer_overhead import ProposerTime, measure_proposers, proposer_lines, verdict
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine, TargetFacts
@@ -53,6 +54,7 @@ class StepTime:
 class Overhead:
     steps: tuple[StepTime, ...]
     proposers: tuple[ProposerTime, ...]
+    heads: tuple[HeadTime, ...]
     num_speculative_tokens: int
     vocab_size: int
     num_steps: int
@@ -66,6 +68,7 @@ def measure_overhead() -> Overhead:
     return Overhead(
         steps=tuple(measure_step(size, target) for size, target in STEP_TARGETS_MS.items()),
         proposers=measure_proposers(),
+        heads=measure_heads(),
         num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
         vocab_size=VOCAB_SIZE,
         num_steps=STEPS,
@@ -189,6 +192,6 @@ def report(result: Overhead) -> str:
             "  ".join([f"{step.batch_size:8}", *figures, f"{verdict(step.total_ms, step.target_ms):>8}"])
             + f"  {step.drafted_per_step:8.2f}  {100 * step.acceptance_rate:6.0f} %"
         )
-    lines += ["", *proposer_lines(result.proposers)]
+    lines += ["", *proposer_lines(result.proposers), "", *head_lines(result.heads)]
     lines += ["", f"torch {result.torch_version}, {result.torch_threads} threads, Python {result.python_version}"]
     return "\n".join(lines)

@@ -62,13 +62,14 @@ def measure_gap(engine: Engine, context: Context, tokens: tuple[int, int], longe
 
     Drafts have up to `longest_draft` tokens; `copies` sequences are computed at once in one of the ways compared.
     """
-    plain = torch.stack([*_replay(engine, context, 1, 1)])
+    plain = torch.stack([*_replay(engine, context, (), 1)])
     drift = largest = 0.0
-    ways = {(width, count) for width in (1, 2, longest_draft + 1) for count in (1, copies)} - {(1, 1)}
-    for width, count in sorted(ways):
-        for ours, theirs in zip(plain, _replay(engine, context, width, count), strict=True):
-            drift = max(drift, _difference(ours, theirs))
-            largest = max(largest, float(ours[ours.isfinite()].abs().max()))
+    room = max(0, min(longest_draft, engine.max_model_len - len(context.token_ids)))
+    for filler in {(), tokens[:room][:1], tokens[:1] * room}:
+        for count in {1, copies}:
+            for ours, theirs in zip(plain, _replay(engine, context, filler, count), strict=True):
+                drift = max(drift, _difference(ours, theirs))
+                largest = max(largest, float(ours[ours.isfinite()].abs().max()))
     scores = _scores(plain[-1], context)
     best = scores.topk(2).values
     worse = min(float(scores[token]) for token in tokens)
@@ -82,28 +83,30 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float(torch.where(ours == theirs, 0.0, (ours - theirs).abs()).max())
 
 
-def _replay(engine: Engine, context: Context, width: int, copies: int) -> Iterator[torch.Tensor]:
-    """Logits [V] after the prompt and after each generated token of `context`, `width` tokens computed in a step: one
-    committed, the others as its draft. Of `copies` equal sequences in one batch, the last one's."""
+def _replay(engine: Engine, context: Context, filler: tuple[int, ...], copies: int) -> Iterator[torch.Tensor]:
+    """Logits [V] after the prompt and after each generated token of `context`: each computed with as many tokens
+    drafted behind it as `filler` has, which stand behind the context's end. Of `copies` sequences, the last one's."""
     runner, size = engine.runner, engine.config.block_size
-    num_blocks = -(-len(context.token_ids) // size)
+    text, end_of_context = (*context.token_ids, *filler), len(context.token_ids)
+    num_blocks = -(-len(text) // size)
     kv = KVCache(runner.model.kv_layout(), copies * num_blocks, size, runner.device)
     tables = [list(range(i * num_blocks, (i + 1) * num_blocks)) for i in range(copies)]
     start = 0
-    while start < len(context.token_ids):
+    while start < end_of_context:
         committed = max(start + 1, context.num_prompt_tokens)
-        end = min(committed + width - 1 if start else committed, len(context.token_ids))
-        rows = tuple(_row(context, table, start, committed, end) for table in tables)
+        end = min(committed + len(filler), len(text)) if start else committed
+        rows = tuple(_row(context, text[:end], table, start, committed) for table in tables)
         batch = Batch.build(Schedule(rows), size, runner.device)
         hidden = runner.model.forward(batch, kv)
-        yield from runner.model.compute_logits(hidden[batch.logits_indices[batch.logits_start[-2] :]])
+        logits = runner.model.compute_logits(hidden[batch.logits_indices[batch.logits_start[-2] :]])
+        yield from logits[: end_of_context - committed + 1]
         start = end
 
 
-def _row(context: Context, table: list[int], start: int, committed: int, end: int) -> ScheduledRow:
-    request = Request("replay", context.token_ids[: context.num_prompt_tokens], context.params, seed=0, arrival=0)
-    sequence = Sequence(request, 0, list(context.token_ids[:committed]), block_table=table)
-    return ScheduledRow(sequence, start, end - start, Draft(context.token_ids[committed:end]))
+def _row(context: Context, text: tuple[int, ...], table: list[int], start: int, committed: int) -> ScheduledRow:
+    request = Request("replay", text[: context.num_prompt_tokens], context.params, seed=0, arrival=0)
+    sequence = Sequence(request, 0, list(text[:committed]), block_table=table)
+    return ScheduledRow(sequence, start, len(text) - start, Draft(text[committed:]))
 
 
 def _scores(logits: torch.Tensor, context: Context) -> torch.Tensor:

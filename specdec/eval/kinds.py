@@ -95,7 +95,7 @@ class Kinds:
     def _draft_check(self, level: float) -> Check:
         fault = (
             "drafted tokens are not drawn from the law that the proposer reports for them; the temperature or a filter "
-            "may be left out of one of the two"
+            "may be left out of one of the two, or drafts dropped after they were looked at"
         )
         return _uniformity("draft law", self.draft_places, level, "drafted token", fault)
 

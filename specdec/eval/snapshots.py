@@ -91,12 +91,14 @@ def poison(engine: Engine) -> None:
             tensor.fill_(math.nan)
 
 
-def recompute(engine: Engine, token_ids: Many[int]) -> Snapshot:
-    """What an engine that is given the tokens as one prompt relies on then."""
+def recompute(engine: Engine, token_ids: Many[int]) -> Snapshot | str:
+    """What an engine that is given the tokens as one prompt relies on then; why it failed, if it did."""
     poison(engine)
     engine.add_request("fresh", list(token_ids), FRESH)
     while not (running := engine.scheduler.running) or running[0].num_uncomputed_tokens != 1:
-        engine.step()
+        for output in engine.step():
+            if output.finished:
+                return output.outputs[0].error or "it ended at once"
     snapshot = take(engine, running[0])
     engine.abort("fresh")
     assert snapshot.entries[0].count == len(token_ids)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from specdec.cli import overhead, tree_overhead
+from specdec.cli.head_overhead import HeadTime, measure_head
 from specdec.cli.overhead import Overhead, StepTime, measure_step, report
 from specdec.cli.proposer_overhead import (
     FAVOURED,
@@ -74,12 +75,20 @@ def test_what_is_verified_keeps_a_node_and_leaves_logits() -> None:
     assert ((tree.logits > 10).sum(dim=-1) == FAVOURED).all()
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_head_is_measured_around_one_that_answers_at_once(batch_size: int) -> None:
+    timed = measure_head(batch_size, num_steps=4)
+    assert (timed.batch_size, timed.target_us) == (batch_size, 300.0)
+    assert timed.median_us > 0
+
+
 RESULT = Overhead(
     steps=(
         StepTime(1, dict.fromkeys(STAGES, 0.1), 0.6, 1.0, 4.0, 0.5),
         StepTime(32, dict.fromkeys(STAGES, 1.2), 7.2, 6.0, 4.0, 0.5),
     ),
     proposers=(ProposerTime("ngram", "random", 16, 32_000, 6.0, 50.0, 4.0),),
+    heads=(HeadTime(16, 310.0, 300.0),),
     num_speculative_tokens=4,
     vocab_size=49_152,
     num_steps=200,
@@ -95,6 +104,7 @@ def test_the_table_says_which_targets_are_met() -> None:
     assert rows[2] == ["1", *["0.100"] * 6, "0.600", "<", "1", "4.00", "50", "%"]
     assert rows[3] == ["32", *["1.200"] * 6, "7.200", "NOT", "<", "6", "4.00", "50", "%"]
     assert ["ngram", "random", "16", "32,000", "4.0", "6.0", "<", "50"] in rows
+    assert ["16", "310.0", "NOT", "<", "300"] in rows
 
 
 def test_the_command_prints_the_table_or_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ class Tiny:
     target: Model
     drafts: Mapping[str, Drafter] = field(default_factory=dict)
     own: Mapping[str, Callable[[], Proposer]] = field(default_factory=dict)
+    vocab_size: int = VOCABULARY
     max_model_len: int = 256
 
     def build(self, config: EngineConfig) -> Engine:
@@ -39,7 +40,7 @@ class Tiny:
         return assemble(
             config,
             self.target,
-            TargetFacts(VOCABULARY, self.max_model_len),
+            TargetFacts(self.vocab_size, self.max_model_len),
             draft_models={name: draft for name, draft in self.drafts.items() if name in methods},
             proposers={name: make() for name, make in self.own.items() if name in methods},
         )
