@@ -5,10 +5,21 @@ It counts, and says what its own memory is; what its keys and positions mean is 
 
 from __future__ import annotations
 
+from array import array
+
 NODE_BYTES = 400
 TABLE_BYTES = 264
 FOLLOWER_BYTES = 64
 """What a node, its table of followers and an entry of that take, rounded up; a test holds them against the real."""
+
+POSITION_BYTES = 128
+TEXT_BYTES = 500
+TREE_BYTES = 800
+TOKEN_BYTES = array("i").itemsize
+"""What the parts of a tree take beside its nodes, rounded up."""
+
+BYTES_PER_TOKEN = POSITION_BYTES + NODE_BYTES + TABLE_BYTES + 2 * FOLLOWER_BYTES + 2 * TOKEN_BYTES
+"""More than a token adds, as a rule: one position, one node, two followers. In prose it is a third."""
 
 
 class Node:
@@ -17,9 +28,12 @@ class Node:
     `best` is its most frequent follower, of equally frequent ones the smallest, and `best_count` how often it follows;
     `others` counts the rest, None where there are none, as is common. So what is asked for and counted most is read
     and written in one place. `best` is None while it has to be looked for, and then it is among the others.
+
+    `children` are positions and nodes by what tells them apart; `recent_child`, that of `recent_key`, is the one that
+    was entered last and is likely to be asked for next, at hand without the table.
     """
 
-    __slots__ = ("best", "best_count", "children", "depth", "newest", "others", "total")
+    __slots__ = ("best", "best_count", "children", "depth", "newest", "others", "recent_child", "recent_key", "total")
 
     def __init__(self, depth: int, newest: int) -> None:
         self.depth = depth
@@ -29,6 +43,8 @@ class Node:
         self.best_count = 0
         self.others: dict[int, int] | None = None
         self.children: dict[int, int | Node] = {}
+        self.recent_key: int | None = None
+        self.recent_child: int | Node | None = None
 
     @property
     def num_bytes(self) -> int:

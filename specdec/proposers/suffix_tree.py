@@ -20,7 +20,15 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from specdec.proposers.suffix_node import FOLLOWER_BYTES, NODE_BYTES, TABLE_BYTES, Node, newest_position
+from specdec.proposers.suffix_node import (
+    BYTES_PER_TOKEN,
+    POSITION_BYTES,
+    TEXT_BYTES,
+    TOKEN_BYTES,
+    TREE_BYTES,
+    Node,
+    newest_position,
+)
 
 OFFSET_BITS = 24
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
@@ -28,15 +36,6 @@ OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 BEFORE = -1
 """Stands before the first token of every text, as often as needed: no context of tokens matches it."""
-
-POSITION_BYTES = 128
-TEXT_BYTES = 500
-TREE_BYTES = 800
-TOKEN_BYTES = array("i").itemsize
-"""What the parts of a tree take beside its nodes, rounded up."""
-
-BYTES_PER_TOKEN = POSITION_BYTES + NODE_BYTES + TABLE_BYTES + 2 * FOLLOWER_BYTES + 2 * TOKEN_BYTES
-"""More than a token adds, as a rule: one position, one node, two followers. In prose it is a third."""
 
 ROUNDING = 1e-9
 """More than the error of a score in floating point."""
@@ -128,27 +127,24 @@ class SuffixTree:
     def _holders(self, recent: Many[int]) -> list[int | Node]:
         """For each length of suffix of a context that occurs with a follower: where its occurrences are."""
         holders: list[int | Node] = []
-        children, size, most = self._root, 0, min(len(recent), self._longest)
-        while size < most:
-            child = children.get(recent[size])
-            if child is None:
-                break
+        size, most = 0, min(len(recent), self._longest)
+        child = self._root.get(recent[0]) if most else None
+        while child is not None:
             size += 1
             holders.append(child)
-            if isinstance(child, Node):
-                if child.depth == size:
-                    children = child.children
-                    continue
-                position, end = child.newest, min(child.depth, most)
-            else:
-                position, end = child, most
-            tokens, before = self._texts[position >> OFFSET_BITS], (position & OFFSET_MASK) - 1
-            while size < end and tokens[before - size] == recent[size]:
-                size += 1
-                holders.append(child)
-            if size < end or not isinstance(child, Node):
+            if not isinstance(child, Node) or child.depth > size:
+                end = most if isinstance(child, int) else min(child.depth, most)
+                position = newest_position(child)
+                tokens, before = self._texts[position >> OFFSET_BITS], (position & OFFSET_MASK) - 1
+                while size < end and tokens[before - size] == recent[size]:
+                    size += 1
+                    holders.append(child)
+                if size < end or isinstance(child, int):
+                    break
+            if size == most:
                 break
-            children = child.children
+            key = recent[size]
+            child = child.recent_child if key == child.recent_key else child.children.get(key)
         return holders
 
     def _continue(
@@ -191,30 +187,45 @@ class SuffixTree:
         """File a position under its context: into the tables of all nodes on its path, and a place at the end."""
         offset = position & OFFSET_MASK
         follower = tokens[offset]
-        children, depth, longest = self._root, 0, self._longest
+        parent: Node | None = None
+        depth, longest = 0, self._longest
         while True:
             key = tokens[offset - 1 - depth] if depth < longest else position
-            child = children.get(key)
-            if child is None:
-                children[key] = position
-                self.num_bytes += POSITION_BYTES
-                return
-            end = child.depth if isinstance(child, Node) else longest
-            if depth + 1 < end:
-                shared = self._shared(tokens, offset, child, depth + 1, end)
-                if shared < end:
-                    children[key] = self._parted(child, shared, position)
-                    return
-            if not isinstance(child, Node):
-                children[key] = self._parted(child, end, position)
-                return
+            if parent is None:
+                child = self._root.get(key)
+            else:
+                child = parent.recent_child if key == parent.recent_key else parent.children.get(key)
+            if not isinstance(child, Node) or child.depth > depth + 1:  # others have no edge to part
+                entered = self._entered(tokens, child, depth, position)
+                if entered is not child:
+                    break
+                assert isinstance(child, Node)
             if follower == child.best:  # as `count` does; most steps end here
                 child.total += 1
                 child.best_count += 1
             else:
                 self.num_bytes += child.count(follower)
             child.newest = position
-            children, depth = child.children, end
+            if parent is not None and key != parent.recent_key:
+                parent.recent_key, parent.recent_child = key, child
+            parent, depth = child, child.depth
+        if parent is None:
+            self._root[key] = entered
+        else:
+            parent.children[key] = entered
+            parent.recent_key, parent.recent_child = key, entered
+
+    def _entered(self, tokens: array[int], child: int | Node | None, depth: int, position: int) -> int | Node:
+        """What stands in a child's place once a position has come to it: the child itself where it goes on below."""
+        if child is None:
+            self.num_bytes += POSITION_BYTES
+            return position
+        end = child.depth if isinstance(child, Node) else self._longest
+        if depth + 1 < end:
+            shared = self._shared(tokens, position & OFFSET_MASK, child, depth + 1, end)
+            if shared < end:
+                return self._parted(child, shared, position)
+        return child if isinstance(child, Node) else self._parted(child, end, position)
 
     def _shared(self, tokens: array[int], offset: int, child: int | Node, shared: int, end: int) -> int:
         """How many tokens of context, from `shared` to `end`, a position has in common with those of an edge."""
@@ -254,6 +265,7 @@ class SuffixTree:
             if isinstance(child, int):
                 break
             path.append((children, key, child))
+            child.recent_key = child.recent_child = None
             children, depth = child.children, child.depth
         assert child == position
         del children[key]

@@ -53,13 +53,14 @@ def shape(child: Any) -> Any:
 
 
 def check_integrity(tree: SuffixTree) -> None:
-    """Every node branches, counts what is under it, and has its most frequent follower right."""
+    """Every node branches, counts what is under it, and has its most frequent follower and most recent child right."""
 
     def check(child: Any, depth: int) -> int:
         if not isinstance(child, Node):
             return 1
         assert depth < child.depth <= tree._longest
         assert len(child.children) > 1
+        assert child.recent_child is (None if child.recent_key is None else child.children[child.recent_key])
         assert child.total == sum(check(grandchild, child.depth) for grandchild in child.children.values())
         followers = counts(child)
         assert (child.others is None) == (len(followers) == 1)
