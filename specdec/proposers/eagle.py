@@ -99,23 +99,29 @@ class EagleProposer:
             for sequence, length in zip(sequences, inp.lengths, strict=True)
         ]
         states = inp.states or [None] * len(growths)
-        is_lost = [not each for each in self._catch_up_all(growths, states)]
+        combined = self._combine(states)
+        is_lost = [not each for each in self._catch_up_all(growths, states, combined)]
         logits = self._logits(self._outputs) if len(self._outputs) else torch.empty(0, self.context.vocab_size)
         drafts = self._grower.grow(growths, logits, self._step)
+        # Only now: had anything failed, the next call would go on from where this one did.
+        for sequence, own, features in zip(sequences, states, combined, strict=True):
+            if own is not None and features is not None:
+                self.features.keep(sequence, own, features)
         return [None if lost else draft for lost, draft in zip(is_lost, drafts, strict=True)]
 
-    def _catch_up_all(self, growths: Many[Growth], states: Many[TargetStates | None]) -> list[bool]:
+    def _catch_up_all(
+        self, growths: Many[Growth], states: Many[TargetStates | None], combined: Many[torch.Tensor | None]
+    ) -> list[bool]:
         """Compute what the cache lacks of committed tokens. Leaves the outputs [n, hidden] after the last one of those
         that draft, and answers which sequences could be followed."""
         rows: list[ScheduledRow] = []
         features: list[torch.Tensor] = []
         followed = []
-        for growth, own, combined in zip(growths, states, self._combine(states), strict=True):
+        for growth, own, known in zip(growths, states, combined, strict=True):
             row = missing_row(growth, FIRST_ENTRY, self.head.max_model_len)
             needed = None
-            if own is not None and combined is not None:
-                needed = None if row is None else self.features.of_row(row, own, combined)
-                self.features.keep(growth.sequence, own, combined)
+            if row is not None and own is not None and known is not None:
+                needed = self.features.of_row(row, own, known)
             followed.append(row is None or needed is not None)
             if row is not None and needed is not None:
                 rows.append(row)
