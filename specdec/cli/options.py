@@ -154,7 +154,7 @@ def _speculation_options() -> tuple[click.Option, ...]:
             help=f"The shape of a draft of {_or(TREES)}: chain, breadth, ranked, confidence, or a JSON file with a "
             "list of paths of ranks. A proposer has its own default.",
         ),
-        _integer("--tree-nodes", unset="the proposer's", help="Most nodes of a draft tree."),
+        _integer("--tree-nodes", unset="the proposer's", help="Most nodes of a draft tree; a file has its own."),
         _integer("--tree-width", unset="the proposer's", help="Most children of a node of a draft tree."),
         _text(
             "--verifier",

@@ -30,7 +30,8 @@ WARM_UP_STEPS = 100
 STEPS = 200
 CONTEXTS = (512, 16_000, 32_000)
 BATCH_SIZES = (1, 16)
-LIVES = {"ngram": ("random", "loop"), "suffix": ("random", "loop"), "recycling": ("logits",)}
+LIVES = {"ngram": ("random",), "suffix": ("random", "loop"), "recycling": ("logits",)}
+SETTINGS = {"recycling": {"tree_nodes": 16}}
 TARGETS_US = {"ngram": 50.0, "suffix": 100.0, "recycling": 100.0}
 GROWTH = 3
 """Tokens a step of a text that was written before."""
@@ -149,7 +150,7 @@ def measure_proposer(
     warm_up_steps: int = WARM_UP_STEPS,
 ) -> ProposerTime:
     """Median cost of a draft for each of some sequences of `context` tokens that grew by a few since the last one."""
-    config = SpeculativeConfig(method, NUM_SPECULATIVE_TOKENS)
+    config = SpeculativeConfig(method, NUM_SPECULATIVE_TOKENS, SETTINGS.get(method, {}))
     proposer = build_proposer(config, _proposer_context(config))
     lived = _life(life, batch_size, context, num_steps + warm_up_steps, num_nodes(config))
     drafts: Sequence[Draft | None] = [None] * batch_size
