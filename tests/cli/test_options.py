@@ -49,6 +49,27 @@ OPTIONS = {
         "--quiet": FLAG,
         "-v": FLAG,
     },
+    "specdec verify": {
+        "[PROMPT]...": None,
+        "--prompts-file": None,
+        "--raw": FLAG,
+        "--model": "smollm2-135m",
+        "--config": None,
+        "--dtype": "auto",
+        "--max-model-len": None,
+        "--proposer": "ngram",
+        "--num-speculative-tokens -k": 4,
+        "--draft-model": None,
+        "--draft-layers": None,
+        "--verifier": "auto",
+        "--speculative-config": None,
+        "--temperature": 0.0,
+        "--seed": 0,
+        "--max-tokens": 32,
+        "--draws": 512,
+        "--json": FLAG,
+        "--quiet": FLAG,
+    },
     "specdec models": {"--json": FLAG},
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
@@ -87,7 +108,10 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["generate", "--help"], ["models", "--help"], ["bench", "--help"]])
+@pytest.mark.parametrize(
+    "args",
+    [[], ["--help"], ["generate", "--help"], ["verify", "--help"], ["models", "--help"], ["bench", "--help"]],
+)
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     done = python(
         "import sys\nfrom specdec.cli import main\n"
@@ -99,7 +123,7 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert "Usage: specdec" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"]])
+@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"], ["verify", "--help"]])
 def test_help_answers_in_time(args: list[str]) -> None:
     """Under 0.3 s of the processor's time, which hardly depends on what else the machine does; the best of three."""
     times = []
