@@ -19,6 +19,7 @@ from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
 from specdec.proposers.base import ProposalInput, Proposer, TargetStates
+from specdec.proposers.states import target_states
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
@@ -83,7 +84,8 @@ class Runner:
         self.device = device
         self._draft_probs: dict[tuple[str, int], torch.Tensor] = {}
         self._states: dict[Sequence, TargetStates] = {}
-        self._aux_layers = tuple(sorted({layer for each in self.proposers.values() for layer in each.wants.aux_layers}))
+        self._wants = {name: proposer.wants for name, proposer in self.proposers.items()}
+        self._aux_layers = tuple(sorted({layer for wants in self._wants.values() for layer in wants.aux_layers}))
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule, record: StepRecord) -> list[Verdict]:
@@ -115,7 +117,7 @@ class Runner:
         with record.time("sample"):
             judged = iter(self._verify(logits, batch))
             verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
-            self._keep_states(batch, verdicts, hidden, aux, logits)
+            self._states |= target_states(batch, verdicts, self._wants, hidden, aux, logits)
             return self._with_prompt_logprobs(verdicts, hidden, batch)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
@@ -123,34 +125,6 @@ class Runner:
         if not self._aux_layers:
             return self.model.forward(batch, self.kv), {}
         return self.model.forward_with_aux(batch, self.kv, self._aux_layers)
-
-    def _keep_states(
-        self,
-        batch: Batch,
-        verdicts: Many[Verdict],
-        hidden: torch.Tensor,
-        aux: Mapping[int, torch.Tensor],
-        logits: torch.Tensor,
-    ) -> None:
-        """Keep what proposers want of this step until the next one."""
-        at = 0
-        for row, verdict, first in zip(batch.rows, verdicts, batch.logits_start, strict=False):
-            wants = self.proposers[row.proposer].wants
-            if wants.states:
-                committed = row.num_scheduled_tokens - row.num_draft_tokens
-                index = _path_index(at, committed, verdict.accepted_path)
-                judged = slice(first, first + row.num_logits)
-                verified = wants.logits and bool(row.num_logits)
-                self._states[row.sequence] = TargetStates(
-                    start=row.start,
-                    num_tokens=committed + verdict.num_accepted,
-                    hidden=hidden[index] if wants.hidden else None,
-                    aux={layer: aux[layer][index] for layer in wants.aux_layers},
-                    judged=(row.sequence.token_ids[row.num_tokens - 1], *row.draft.token_ids) if verified else (),
-                    logits=logits[judged] if verified else None,
-                    path=verdict.accepted_path,
-                )
-            at += row.num_scheduled_tokens
 
     def _with_draft_probs(self, row: ScheduledRow) -> ScheduledRow:
         """Give a draft back the law it was drawn from, which never left this side."""
@@ -244,6 +218,8 @@ class Runner:
                 raise ValueError(f"a draft of {draft.depth} tokens where at most {length} were asked for")
             if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
                 raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
+            if draft.draft_probs is not None and draft.draft_probs.device.type != self.device.type:
+                raise ValueError(f"draft_probs on {draft.draft_probs.device} where the engine is on {self.device}")
             if not all(type(token_id) is int for token_id in draft.token_ids):
                 raise ValueError("a drafted token id is not an integer")
             if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
@@ -270,13 +246,6 @@ class Runner:
 def _named(drafts: Many[Draft | None], name: str) -> list[Draft | None]:
     """The drafts, those that do not say whose they are under the name of their proposer."""
     return [replace(draft, proposer=name) if draft and draft.proposer == "none" else draft for draft in drafts]
-
-
-def _path_index(at: int, committed: int, path: Many[int]) -> slice | list[int]:
-    """The step's token rows of a row that begins at `at`: its committed tokens, then the accepted nodes."""
-    if list(path) == list(range(len(path))):
-        return slice(at, at + committed + len(path))
-    return [*range(at, at + committed), *(at + committed + node for node in path)]
 
 
 def _check_shape(draft: Draft) -> None:

@@ -28,10 +28,10 @@ HIDDEN = 16
 CPU = torch.device("cpu")
 
 
-def _config(layers: int, **changes: Any) -> ModelConfig:
+def _config(layers: int, vocab_size: int) -> ModelConfig:
     return ModelConfig(
         architecture="LlamaForCausalLM",
-        vocab_size=VOCABULARY,
+        vocab_size=vocab_size,
         hidden_size=HIDDEN,
         intermediate_size=24,
         num_heads=4,
@@ -39,7 +39,6 @@ def _config(layers: int, **changes: Any) -> ModelConfig:
         head_dim=4,
         max_position_embeddings=256,
         layers=(LayerConfig(rope=RopeConfig(rotary_dim=4)),) * layers,
-        **changes,
     )
 
 
@@ -53,19 +52,19 @@ def _fill(module: nn.Module, seed: int, spread: float) -> None:
         setattr(module.get_submodule(owner), attribute, nn.Parameter(filled, requires_grad=False))
 
 
-def tiny_target(seed: int = 0) -> Decoder:
-    decoder = Decoder(_config(5), reference, 256)
+def tiny_target(seed: int = 0, vocab_size: int = VOCABULARY) -> Decoder:
+    decoder = Decoder(_config(5, vocab_size), reference, 256)
     _fill(decoder, seed, 0.4)
     return decoder.eval()
 
 
 def tiny_eagle(target: Decoder, kind: str, seed: int = 1, max_model_len: int = 256, reduced: bool = False) -> EagleHead:
     """A head of the kind; `reduced` leaves every third token out of an EAGLE-3 head's vocabulary."""
-    is_eagle3 = kind == "eagle3"
-    kept = torch.tensor([t for t in range(VOCABULARY) if t % 3 or not reduced])
+    is_eagle3, vocab_size = kind == "eagle3", target.config.vocab_size
+    kept = torch.tensor([t for t in range(vocab_size) if t % 3 or not reduced])
     config = EagleConfig(
         kind=kind,
-        model=_config(1),
+        model=_config(1, vocab_size),
         aux_layers=(1, 2, 4) if is_eagle3 else (),
         target_hidden_size=HIDDEN,
         fc_bias=not is_eagle3,
@@ -79,8 +78,8 @@ def tiny_eagle(target: Decoder, kind: str, seed: int = 1, max_model_len: int = 2
     return head.eval()
 
 
-def tiny_medusa(num_heads: int = 3, seed: int = 1) -> MedusaHead:
-    head = MedusaHead(num_heads=num_heads, num_layers=1, hidden_size=HIDDEN, vocab_size=VOCABULARY, kernels=reference)
+def tiny_medusa(num_heads: int = 3, seed: int = 1, vocab_size: int = VOCABULARY) -> MedusaHead:
+    head = MedusaHead(num_heads=num_heads, num_layers=1, hidden_size=HIDDEN, vocab_size=vocab_size, kernels=reference)
     _fill(head, seed, 0.4)
     return head.eval()
 

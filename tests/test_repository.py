@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,13 @@ def test_every_folder_of_tests_is_a_package_that_mirrors_one() -> None:
 def test_every_folder_with_code_is_a_package() -> None:
     for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
         assert (folder / "__init__.py").exists(), folder
+
+
+def test_files_that_are_not_code_are_installed() -> None:
+    globs = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]["specdec"]
+    installed = {path for pattern in globs for path in PACKAGE.glob(pattern)}
+    others = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others <= installed
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -10,6 +10,7 @@ import click
 from specdec import __version__
 from specdec.cli.bench import bench
 from specdec.cli.errors import BAD_INPUT, BROKEN_PIPE, OUTPUT_FAILED, BadInput, say, silence, tell
+from specdec.cli.eval import evaluate_group
 from specdec.cli.generate import BuildEngine, generate
 from specdec.cli.models import models
 from specdec.cli.verify import verify
@@ -24,7 +25,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 commands = click.Group(
     "specdec",
-    commands=[generate, verify, models, bench],
+    commands=[generate, evaluate_group, verify, models, bench],
     params=[
         click.Option(
             ["--version"],

@@ -5,8 +5,8 @@ The command line wins over the file, the file over the defaults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,27 @@ from specdec.types import SpeculationParams
 
 DEFAULT_PROPOSER = "ngram"
 DRAFT = "draft"
+HEADS = ("eagle", "eagle3", "medusa")
+TREES = (DRAFT, *HEADS, "recycling")
+
+
+@dataclass(frozen=True)
+class ProposerOption:
+    """An option that stands for a key of one proposer's settings."""
+
+    flag: str
+    proposers: tuple[str, ...]
+    """Those that have the key."""
+
+
+PROPOSER_OPTIONS = {
+    "model": ProposerOption("--draft-model", (DRAFT, *HEADS)),
+    "num_draft_layers": ProposerOption("--draft-layers", (DRAFT,)),
+    "tree": ProposerOption("--tree", TREES),
+    "tree_nodes": ProposerOption("--tree-nodes", TREES),
+    "tree_width": ProposerOption("--tree-width", TREES),
+}
+"""By key of the settings."""
 DEFAULT_NUM_SPECULATIVE_TOKENS = SpeculativeConfig().num_speculative_tokens
 
 
@@ -46,18 +67,18 @@ def build_config(
     settings: Mapping[str, Any],
     proposer: str | None,
     num_speculative_tokens: int | None,
-    draft_settings: Mapping[str, Any],
+    proposer_settings: Mapping[str, Any],
     speculative_json: str | None,
 ) -> EngineConfig:
     """The engine's configuration. `settings` are `EngineConfig` fields that the command line gives; None: not given.
 
-    `speculative_json` replaces the file's proposers; `draft_settings` are those of the proposer draft that the command
-    line gives, and choose it. Without a file and without any of these the proposer is n-gram.
+    `speculative_json` replaces the file's proposers; `proposer_settings` are keys of `PROPOSER_OPTIONS`, for the
+    proposer that is named; a model or a number of layers names the proposer draft by itself. Without a file and without
+    any of these the proposer is n-gram.
     """
-    if draft_settings:
-        _check_draft_settings(draft_settings, proposer, speculative_json)
-        proposer = DRAFT
     config = EngineConfig() if file is None else read_config(file)
+    if proposer_settings:
+        proposer = _owner(proposer_settings, proposer, speculative_json, config)
     if speculative_json is not None:
         named = _read_speculative_json(speculative_json, proposer, num_speculative_tokens, settings.get("verifier"))
         config = replace(config, speculative=named.speculative)
@@ -65,19 +86,38 @@ def build_config(
             config = replace(config, verifier=named.verifier)
     elif file is None and proposer is None:
         proposer = DEFAULT_PROPOSER
-    speculative = _choose(config.speculative, proposer, num_speculative_tokens, draft_settings)
+    speculative = _choose(config.speculative, proposer, num_speculative_tokens, proposer_settings)
     _check_proposers(speculative)
     return replace(config, **settings, speculative=speculative)
 
 
-def _check_draft_settings(settings: Mapping[str, Any], proposer: str | None, speculative_json: str | None) -> None:
-    option = {"model": "--draft-model", "num_draft_layers": "--draft-layers"}[next(iter(settings))]
-    if len(settings) > 1:
-        raise ValueError("--draft-model and --draft-layers contradict each other; give one of them")
-    if proposer not in (None, DRAFT):
-        raise ValueError(f"{option} contradicts --proposer {proposer}: it is of the proposer {DRAFT}")
+def _owner(
+    settings: Mapping[str, Any], proposer: str | None, speculative_json: str | None, config: EngineConfig
+) -> str:
+    """The proposer that the command line's settings are for; ValueError if it has no such key."""
+    flags = [PROPOSER_OPTIONS[key].flag for key in settings]
     if speculative_json is not None:
-        raise ValueError(f"{option} contradicts --speculative-config; set the draft's model there")
+        raise ValueError(f"{flags[0]} contradicts --speculative-config; set {next(iter(settings))} there")
+    if "model" in settings and "num_draft_layers" in settings:
+        raise ValueError("--draft-model and --draft-layers contradict each other; give one of them")
+    named = proposer
+    if proposer is None:
+        listed = [entry.method for entry in config.speculative]
+        proposer = listed[0] if listed and takes(listed[0], settings) else DRAFT
+        if not settings.keys() & {"model", "num_draft_layers"} and proposer not in listed:
+            owners = PROPOSER_OPTIONS[next(iter(settings))].proposers
+            raise ValueError(f"{flags[0]} is of the proposers {', '.join(owners)}; name one of them with --proposer")
+    for key in settings:
+        option = PROPOSER_OPTIONS[key]
+        if proposer not in option.proposers:
+            whose = f"the proposer{'s' * (len(option.proposers) > 1)} {', '.join(option.proposers)}"
+            raise ValueError(f"{option.flag} contradicts --proposer {named}: it is of {whose}")
+    return proposer
+
+
+def takes(proposer: str, settings: Iterable[str]) -> bool:
+    """Whether a proposer has every one of these keys."""
+    return all(proposer in PROPOSER_OPTIONS[key].proposers for key in settings)
 
 
 def _read_speculative_json(text: str, proposer: str | None, k: int | None, verifier: str | None) -> EngineConfig:
@@ -103,26 +143,24 @@ def _read_speculative_json(text: str, proposer: str | None, k: int | None, verif
 
 
 def _choose(
-    listed: tuple[SpeculativeConfig, ...], proposer: str | None, k: int | None, draft_settings: Mapping[str, Any]
+    listed: tuple[SpeculativeConfig, ...], proposer: str | None, k: int | None, own_settings: Mapping[str, Any]
 ) -> tuple[SpeculativeConfig, ...]:
     """Put `proposer` first, the default's place, adding it if it is missing; give every proposer `k` tokens."""
-    if draft_settings:
-        listed = tuple(_with_draft(entry, draft_settings) for entry in listed)
     if proposer is not None:
         same = [entry for entry in listed if entry.method == proposer]
         others = [entry for entry in listed if entry.method != proposer]
-        listed = (*(same or [_with_draft(SpeculativeConfig(proposer), draft_settings)]), *others)
+        listed = (*(_with_settings(entry, own_settings) for entry in same or [SpeculativeConfig(proposer)]), *others)
     if k is not None:
         listed = tuple(replace(entry, num_speculative_tokens=k) for entry in listed)
     return () if all(entry.method == "none" for entry in listed) else listed
 
 
-def _with_draft(entry: SpeculativeConfig, draft_settings: Mapping[str, Any]) -> SpeculativeConfig:
-    """The proposer draft with the model that the command line names, which takes the place of the file's."""
-    if entry.method != DRAFT:
-        return entry
-    kept = {key: value for key, value in entry.settings.items() if key not in ("model", "num_draft_layers")}
-    return replace(entry, settings={**(kept if draft_settings else entry.settings), **draft_settings})
+def _with_settings(entry: SpeculativeConfig, own_settings: Mapping[str, Any]) -> SpeculativeConfig:
+    """A proposer with the settings that the command line gives, which take the place of the file's; who drafts is one
+    setting of two keys."""
+    replaced = {"model", "num_draft_layers"} if own_settings.keys() & {"model", "num_draft_layers"} else set()
+    kept = {key: value for key, value in entry.settings.items() if key not in replaced}
+    return replace(entry, settings={**kept, **own_settings})
 
 
 def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> SpeculationParams:

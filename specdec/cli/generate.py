@@ -127,7 +127,7 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
         config, speculation = _serve(prompts, base, options.num_speculative_tokens)
         if options.verbose:
             _describe_config(config)
-        engine = _build(config, build_engine, quiet=options.quiet)
+        engine = build_with_progress(config, build_engine, quiet=options.quiet)
     if options.verbose:
         say(f"loaded in {engine.load_seconds:.2f} s; sequences of up to {engine.max_model_len:,} tokens")
         tell(f"{engine.memory.describe()}\n")
@@ -139,7 +139,8 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
     return _conclude(outcome, prompts, options, time.perf_counter() - start)
 
 
-def _build(config: EngineConfig, build_engine: BuildEngine, *, quiet: bool) -> Engine:
+def build_with_progress(config: EngineConfig, build_engine: BuildEngine, *, quiet: bool) -> Engine:
+    """The engine, with a line about a slow preparation unless `quiet`."""
     if quiet:
         return build_engine(config, None)
     with progress_line() as tell:
@@ -167,19 +168,21 @@ def _config(options: GenerateOptions, given: set[str]) -> EngineConfig:
         settings=settings,
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
-        draft_settings=_draft_settings(options),
+        proposer_settings=_proposer_settings(options),
         speculative_json=options.speculative_config,
     )
 
 
-def _draft_settings(options: GenerateOptions) -> dict[str, str | int]:
-    """The settings of the proposer draft that options of their own give."""
-    settings: dict[str, str | int] = {}
-    if options.draft_model is not None:
-        settings["model"] = options.draft_model
-    if options.draft_layers is not None:
-        settings["num_draft_layers"] = options.draft_layers
-    return settings
+def _proposer_settings(options: GenerateOptions) -> dict[str, Any]:
+    """The settings of a proposer that options of their own give."""
+    values = {
+        "model": options.draft_model,
+        "num_draft_layers": options.draft_layers,
+        "tree": options.tree,
+        "tree_nodes": options.tree_nodes,
+        "tree_width": options.tree_width,
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _prompts(options: GenerateOptions) -> list[Prompt]:

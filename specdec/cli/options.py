@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER
+from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER, TREES
 from specdec.config import DTYPES, VERIFIERS, EngineConfig
 from specdec.proposers.registry import PROPOSERS
 from specdec.types import SamplingParams
@@ -32,6 +32,9 @@ class GenerateOptions:
     num_speculative_tokens: int
     draft_model: str | None
     draft_layers: int | None
+    tree: str | None
+    tree_nodes: int | None
+    tree_width: int | None
     verifier: str
     speculative_config: str | None
     temperature: float
@@ -141,9 +144,18 @@ def _speculation_options() -> tuple[click.Option, ...]:
         _text(
             "--draft-model",
             metavar="MODEL",
-            help="The model of the proposer draft, named as for --model; it must have the model's own tokenizer.",
+            help="What drafts. For the proposer draft, which it chooses by itself, a model, named as for --model, with "
+            "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head.",
         ),
         _integer("--draft-layers", unset="none", help="Let the model's own first N layers draft: the proposer draft."),
+        _text(
+            "--tree",
+            metavar="SHAPE",
+            help=f"The shape of a draft of {_or(TREES)}: chain, breadth, ranked, confidence, or a JSON file with a "
+            "list of paths of ranks. A proposer has its own default.",
+        ),
+        _integer("--tree-nodes", unset="the proposer's", help="Most nodes of a draft tree."),
+        _integer("--tree-width", unset="the proposer's", help="Most children of a node of a draft tree."),
         _text(
             "--verifier",
             metavar="NAME",

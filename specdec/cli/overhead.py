@@ -9,20 +9,19 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from specdec.cli.head_overhead import HeadTime, head_lines, measure_heads
+from specdec.cli.proposer_overhead import ProposerTime, measure_proposers, proposer_lines, verdict
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine, TargetFacts
 from specdec.engine.build import assemble
-from specdec.proposers.base import ProposalInput
-from specdec.proposers.registry import build_proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
-from specdec.types import Request, SamplingParams
+from specdec.types import SamplingParams
 
 VOCAB_SIZE = 49_152
 NUM_SPECULATIVE_TOKENS = 4
@@ -33,9 +32,6 @@ ALPHABET = 16
 LEAP_EVERY = 6
 STAGES = ("schedule", "batch", "sample", "commit", "propose")
 STEP_TARGETS_MS = {1: 1.0, 32: 6.0}
-PROPOSER_CONTEXTS = (512, 16_000, 32_000)
-PROPOSER_BATCH_SIZES = (1, 16)
-PROPOSER_TARGETS_US = {"ngram": 50.0, "suffix": 100.0}
 
 
 @dataclass(frozen=True)
@@ -55,20 +51,10 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class ProposerTime:
-    """A training-free proposer's median cost of one draft, in microseconds a sequence."""
-
-    method: str
-    batch_size: int
-    context: int
-    median_us: float
-    target_us: float
-
-
-@dataclass(frozen=True)
 class Overhead:
     steps: tuple[StepTime, ...]
     proposers: tuple[ProposerTime, ...]
+    heads: tuple[HeadTime, ...]
     num_speculative_tokens: int
     vocab_size: int
     num_steps: int
@@ -81,12 +67,8 @@ def measure_overhead() -> Overhead:
     """Run every measurement; well under a minute."""
     return Overhead(
         steps=tuple(measure_step(size, target) for size, target in STEP_TARGETS_MS.items()),
-        proposers=tuple(
-            measure_proposer(method, size, context, target)
-            for method, target in PROPOSER_TARGETS_US.items()
-            for size in PROPOSER_BATCH_SIZES
-            for context in PROPOSER_CONTEXTS
-        ),
+        proposers=measure_proposers(),
+        heads=measure_heads(),
         num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
         vocab_size=VOCAB_SIZE,
         num_steps=STEPS,
@@ -197,38 +179,6 @@ def _acceptance_rate(engine: Engine, batch_size: int) -> float:
     return sum(s.num_accepted_tokens for s in stats) / max(1, sum(s.num_draft_tokens for s in stats))
 
 
-def measure_proposer(
-    method: str, batch_size: int, context: int, target_us: float, num_steps: int = STEPS
-) -> ProposerTime:
-    """Median cost of a draft for each of some sequences of `context` tokens that grew by a few since the last one.
-
-    The contexts are random, so that an index has as many entries as it can; what comes after repeats their beginning.
-    """
-    generator = torch.Generator().manual_seed(0)
-    grown = 3 * num_steps
-    texts, samples = [], []
-    for index in range(batch_size):
-        tokens: list[int] = torch.randint(VOCAB_SIZE, (context,), generator=generator).tolist()
-        texts.append((tokens * (2 + grown // context))[: context + grown])
-        request = Request(str(index), tuple(tokens), SamplingParams(temperature=0), seed=0, arrival=index)
-        samples.append(Sample(request, 0, tokens))
-    proposer = build_proposer(SpeculativeConfig(method))
-    wanted = ProposalInput([NUM_SPECULATIVE_TOKENS] * batch_size)
-    proposer.propose(samples, wanted)
-    times = []
-    for end in range(context + 3, context + grown + 1, 3):
-        for sample, text in zip(samples, texts, strict=True):
-            sample.token_ids.extend(text[end - 3 : end])
-        times.append(_seconds(lambda: proposer.propose(samples, wanted)))
-    return ProposerTime(method, batch_size, context, 1e6 * statistics.median(times) / batch_size, target_us)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def report(result: Overhead) -> str:
     """The measurements as a table for a person."""
     lines = [
@@ -239,23 +189,9 @@ def report(result: Overhead) -> str:
     for step in result.steps:
         figures = [f"{value:8.3f}" for value in (*step.stages_ms.values(), step.total_ms)]
         lines.append(
-            "  ".join([f"{step.batch_size:8}", *figures, f"{_target(step.total_ms, step.target_ms):>8}"])
+            "  ".join([f"{step.batch_size:8}", *figures, f"{verdict(step.total_ms, step.target_ms):>8}"])
             + f"  {step.drafted_per_step:8.2f}  {100 * step.acceptance_rate:6.0f} %"
         )
-    lines += [
-        "",
-        "A proposer alone, in microseconds a sequence",
-        f"{'':8}  {'rows':>8}  {'context':>8}  {'median':>8}  {'target':>8}",
-    ]
-    for proposer in result.proposers:
-        verdict = _target(proposer.median_us, proposer.target_us)
-        lines.append(
-            f"{proposer.method:8}  {proposer.batch_size:8}  {proposer.context:8,}  "
-            f"{proposer.median_us:8.1f}  {verdict:>8}"
-        )
+    lines += ["", *proposer_lines(result.proposers), "", *head_lines(result.heads)]
     lines += ["", f"torch {result.torch_version}, {result.torch_threads} threads, Python {result.python_version}"]
     return "\n".join(lines)
-
-
-def _target(value: float, target: float) -> str:
-    return f"{'<' if value < target else 'NOT <'} {target:g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from specdec.cli.errors import say, tell
 
 LOG_SECONDS = 10.0
 """A log is told the same thing with new numbers at most this often."""
+
+BAR_WIDTH = 20
 
 ERASE_LINE = "\r\x1b[K"
 
@@ -27,13 +30,23 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     def replace(line: str) -> None:
         nonlocal shown
         shown = True
-        tell(f"{ERASE_LINE}specdec: {line}")
+        # A line that is wrapped could not be erased.
+        tell(f"{ERASE_LINE}specdec: {line}"[: shutil.get_terminal_size().columns - 1 + len(ERASE_LINE)])
 
     try:
         yield replace
     finally:
         if shown:
             tell("\n")
+
+
+def bar(fraction: float) -> str:
+    """How full `fraction` (0 to 1) is, as a picture on a terminal and a number in a log."""
+    percent = f"{100 * fraction:3.0f} %"
+    if sys.stderr is None or not sys.stderr.isatty():
+        return percent
+    full = int(BAR_WIDTH * fraction)
+    return f"[{'#' * full}{'-' * (BAR_WIDTH - full)}] {percent}"
 
 
 class _Log:

@@ -59,7 +59,7 @@ def _never_drafted(proposer: str, num_tokens: int) -> str:
 def _useless(proposer: str) -> str:
     if proposer in COPYING:
         return "the text repeats only by accident, so that copying never helps"
-    return "what drafts does not belong to this model: other weights, another tokenizer, or broken state"
+    return "what drafts knows too little of this model: other weights, another tokenizer, few layers, or broken state"
 
 
 class ProposerWatch:

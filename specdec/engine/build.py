@@ -19,7 +19,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.models.loader import prepare_model
 from specdec.models.medusa import MedusaHead
-from specdec.proposers.base import Drafter, Proposer, ProposerContext, Wants
+from specdec.proposers.base import Drafter, DraftModel, Proposer, ProposerContext, Wants
 from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache, KVLayout
@@ -76,7 +76,8 @@ def load_models(config: EngineConfig, progress: Callable[[str], None] | None = N
     # Names, files and vocabularies are right: only now are weights read.
     model = prepared.load(dtype=config.dtype, device=device)
     drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
-    decoders = [model, *(draft.model for draft in drafts.values() if isinstance(draft.model, Decoder))]
+    own = [draft.model for draft in drafts.values() if isinstance(draft, DraftModel)]
+    decoders = [model, *(each for each in own if isinstance(each, Decoder))]
     facts = TargetFacts(
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=model.max_model_len,

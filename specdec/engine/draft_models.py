@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from specdec.config import EngineConfig
 from specdec.engine.checkpoints import open_model
+from specdec.engine.draft_heads import KINDS, OpenHead
 from specdec.models.decoder import Decoder
 from specdec.models.loader import PreparedModel, prepare_model
 from specdec.proposers.base import Drafter, DraftModel
@@ -40,11 +41,13 @@ def open_draft_models(
 
     Of the `target` only the config and the limits are looked at: its parameters may still be on the meta device.
     """
-    return {
-        entry.method: OPENERS[entry.method](check_settings(entry), target, tokenizer, progress)
-        for entry in config.speculative
-        if entry.method in OPENERS
-    }
+    opened: dict[str, OpenDraft] = {}
+    for entry in config.speculative:
+        if entry.method == METHOD:
+            opened[METHOD] = _open_draft(check_settings(entry), target, tokenizer, progress)
+        elif entry.method in KINDS:
+            opened[entry.method] = OpenHead.open(entry.method, check_settings(entry), target, progress)
+    return opened
 
 
 def _open_draft(
@@ -54,11 +57,6 @@ def _open_draft(
         return OwnLayers.open(settings.num_draft_layers, target)
     assert settings.model is not None
     return SeparateModel.open(settings.model, target, tokenizer, progress)
-
-
-OPENERS: dict[str, Callable[[Any, Decoder, Tokenizer, Progress | None], OpenDraft]] = {METHOD: _open_draft}
-"""Method -> from its settings, the target and its tokenizer to what drafts. A head that needs the target's weights or
-hidden states opens its files here too, and meets the target in `load`."""
 
 
 @dataclass(frozen=True)

@@ -398,7 +398,7 @@ class Origin:
     commit: str | None
     """Of the source tree, with "+" appended where it had changes; None outside a checkout."""
     date: str
-    """ISO 8601, UTC."""
+    """When the measuring ended: ISO 8601, UTC."""
     versions: Versions
     machine: Machine
 

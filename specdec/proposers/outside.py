@@ -2,7 +2,8 @@
 
 Entry points are those of the group `specdec.proposers`, by which an installed package gives its class a name. The
 class is what `Proposer` says, is built as `Class(settings, context)`, and may have an attribute `Settings`, a frozen
-dataclass. Its code may be wrong in any way: whatever is, is said in one line, as a ValueError.
+dataclass; where drafts are trees, with `num_nodes` (see `Settings`). KV that it makes for itself is not in the memory
+plan. Its code may be wrong in any way: whatever is, is said in one line, as a ValueError.
 """
 
 from __future__ import annotations

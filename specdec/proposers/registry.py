@@ -31,6 +31,7 @@ PROPOSERS = {
     "eagle3": ("specdec.proposers.eagle", "HeadSettings", "EagleProposer"),
     "medusa": ("specdec.proposers.medusa", "HeadSettings", "MedusaProposer"),
     "ngram": ("specdec.proposers.ngram", "NgramSettings", "NgramProposer"),
+    "recycling": ("specdec.proposers.recycling", "RecyclingSettings", "RecyclingProposer"),
     "suffix": ("specdec.proposers.suffix", "SuffixSettings", "SuffixProposer"),
 }
 """The built-in ones: method name -> module, settings dataclass, proposer class; imported when first asked for."""

@@ -135,15 +135,19 @@ class SuffixTree:
                 break
             size += 1
             holders.append(child)
-            if isinstance(child, int) or child.depth > size:
-                end = most if isinstance(child, int) else min(child.depth, most)
-                position = newest_position(child)
-                tokens, before = self._texts[position >> OFFSET_BITS], (position & OFFSET_MASK) - 1
-                while size < end and tokens[before - size] == recent[size]:
-                    size += 1
-                    holders.append(child)
-                if size < end or isinstance(child, int):
-                    break
+            if isinstance(child, Node):
+                if child.depth == size:
+                    children = child.children
+                    continue
+                position, end = child.newest, min(child.depth, most)
+            else:
+                position, end = child, most
+            tokens, before = self._texts[position >> OFFSET_BITS], (position & OFFSET_MASK) - 1
+            while size < end and tokens[before - size] == recent[size]:
+                size += 1
+                holders.append(child)
+            if size < end or not isinstance(child, Node):
+                break
             children = child.children
         return holders
 
@@ -152,24 +156,27 @@ class SuffixTree:
     ) -> tuple[list[int], float]:
         """Up to `length` tokens after the suffix of `size` tokens, and their score; cut short where that is no use."""
         drafted: list[int] = []
-        score, prob = 0.0, 1.0
+        score, prob, room = 0.0, 1.0, length
         while size <= len(path.holders):
             holder = path.holders[size - 1]
-            room = length - len(drafted)
-            if isinstance(holder, int):
+            if not isinstance(holder, Node):
                 offset = holder & OFFSET_MASK
                 copied = self._texts[holder >> OFFSET_BITS][offset : offset + room]
                 drafted += copied
                 for _ in copied:
                     score += prob
                 break
-            token = holder.most_frequent()
-            prob *= holder.count_of(token) / holder.total
-            if prob < min_token_prob or score + prob * room < best_score - ROUNDING:
-                break
+            token = holder.best
+            if token is None:
+                token = holder.most_frequent()
+            if holder.others is not None:
+                prob *= holder.best_count / holder.total
+                if prob < min_token_prob or score + prob * room < best_score - ROUNDING:
+                    break
             drafted.append(token)
             score += prob
-            if room == 1:
+            room -= 1
+            if not room:
                 break
             size += 1
             path = path.after.get(token) or self._extend_path(path, recent, drafted)
@@ -184,24 +191,28 @@ class SuffixTree:
         """File a position under its context: into the tables of all nodes on its path, and a place at the end."""
         offset = position & OFFSET_MASK
         follower = tokens[offset]
-        children, depth = self._root, 0
+        children, depth, longest = self._root, 0, self._longest
         while True:
-            key = tokens[offset - 1 - depth] if depth < self._longest else position
+            key = tokens[offset - 1 - depth] if depth < longest else position
             child = children.get(key)
             if child is None:
                 children[key] = position
                 self.num_bytes += POSITION_BYTES
                 return
-            end = self._longest if isinstance(child, int) else child.depth
+            end = child.depth if isinstance(child, Node) else longest
             if depth + 1 < end:
                 shared = self._shared(tokens, offset, child, depth + 1, end)
                 if shared < end:
                     children[key] = self._parted(child, shared, position)
                     return
-            if isinstance(child, int):
+            if not isinstance(child, Node):
                 children[key] = self._parted(child, end, position)
                 return
-            self.num_bytes += child.count(follower)
+            if follower == child.best:  # as `count` does; most steps end here
+                child.total += 1
+                child.best_count += 1
+            else:
+                self.num_bytes += child.count(follower)
             child.newest = position
             children, depth = child.children, end
 
@@ -217,11 +228,9 @@ class SuffixTree:
         """A node where a new position leaves an edge, or, at full depth, joins an equal one."""
         node = Node(depth, position)
         if isinstance(child, int):
-            node.best = self._token(child)
-            node.total = 1
+            node.best, node.best_count, node.total = self._token(child), 1, 1
         else:
-            node.best, node.total = child.best, child.total
-            node.followers = None if child.followers is None else dict(child.followers)
+            node.take_followers(child)
         node.children = {self._key(newest_position(child), depth): child, self._key(position, depth): position}
         self.num_bytes += POSITION_BYTES + node.num_bytes + node.count(self._token(position))
         return node

@@ -5,11 +5,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from dataclasses import fields
 
 import click
 import pytest
 
 from specdec.cli.app import commands
+from specdec.cli.eval import acceptance
+from specdec.cli.eval_options import AcceptanceOptions
 from specdec.cli.options import GenerateOptions
 
 FLAG = "flag"
@@ -28,6 +31,9 @@ OPTIONS = {
         "--num-speculative-tokens -k": 4,
         "--draft-model": None,
         "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
         "--verifier": "auto",
         "--speculative-config": None,
         "--temperature": 0.0,
@@ -61,6 +67,9 @@ OPTIONS = {
         "--num-speculative-tokens -k": 4,
         "--draft-model": None,
         "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
         "--verifier": "auto",
         "--speculative-config": None,
         "--temperature": 0.0,
@@ -70,9 +79,38 @@ OPTIONS = {
         "--json": FLAG,
         "--quiet": FLAG,
     },
+    "specdec eval": {},
+    "specdec eval acceptance": {
+        "--model": "smollm2-135m",
+        "--config": None,
+        "--dtype": "auto",
+        "--proposer": "ngram",
+        "--num-speculative-tokens -k": "4",
+        "--draft-model": None,
+        "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
+        "--verifier": "auto",
+        "--speculative-config": None,
+        "--task": "all",
+        "--tasks-dir": None,
+        "--limit": 5,
+        "--temperature": "0",
+        "--max-tokens": 128,
+        "--seed": 0,
+        "--timing-prompts": 8,
+        "--batch-sizes": "1,4,16",
+        "--json": None,
+        "--html": None,
+        "--baseline": None,
+        "--record-baseline": None,
+        "--quiet": FLAG,
+    },
     "specdec models": {"--json": FLAG},
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
+    "specdec bench tree": {"--model": "smollm2-135m", "--tree-nodes": 16, "--json": FLAG},
 }
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml", "importlib.metadata")
 
@@ -98,10 +136,12 @@ def test_options_and_defaults_are_the_table() -> None:
     assert surface(commands, "specdec") == OPTIONS
 
 
-def test_every_option_has_a_help_text_and_a_value_in_the_options_object() -> None:
-    generate = commands.commands["generate"]
-    assert [param.name for param in generate.params] == list(GenerateOptions.__dataclass_fields__)
-    assert all(param.help for param in generate.params if isinstance(param, click.Option))
+@pytest.mark.parametrize(
+    ("command", "options"), [(commands.commands["generate"], GenerateOptions), (acceptance, AcceptanceOptions)]
+)
+def test_every_option_has_a_help_text_and_a_value_in_the_options_object(command: click.Command, options: type) -> None:
+    assert [param.name for param in command.params] == [field.name for field in fields(options)]
+    assert all(param.help for param in command.params if isinstance(param, click.Option))
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -110,7 +150,16 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "args",
-    [[], ["--help"], ["generate", "--help"], ["verify", "--help"], ["models", "--help"], ["bench", "--help"]],
+    [
+        [],
+        ["--help"],
+        ["generate", "--help"],
+        ["verify", "--help"],
+        ["eval", "--help"],
+        ["eval", "acceptance", "--help"],
+        ["models", "--help"],
+        ["bench", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     done = python(
@@ -123,7 +172,9 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert "Usage: specdec" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"], ["verify", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["generate", "--help"], ["verify", "--help"], ["eval", "acceptance", "--help"]]
+)
 def test_help_answers_in_time(args: list[str]) -> None:
     """Under 0.3 s of the processor's time, which hardly depends on what else the machine does; the best of three."""
     times = []

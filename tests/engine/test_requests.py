@@ -278,6 +278,9 @@ class Broken:
             return [Draft((1.5,), proposer="broken") for _ in inp.lengths]
         if self.how == "law":
             return [Draft((1, 2), draft_probs=torch.ones(2, 3), proposer="broken") for _ in inp.lengths]
+        if self.how == "device":
+            law = torch.full((2, 20), 0.05, device="meta")
+            return [Draft((1, 2), draft_probs=law, proposer="broken") if n > 1 else EMPTY_DRAFT for n in inp.lengths]
         return [Draft((1,) * (n + 1) if self.how == "long" else (99,), proposer="broken") for n in inp.lengths]
 
     def forget(self, sequence):
@@ -304,7 +307,7 @@ def test_a_proposer_that_cannot_forget_costs_nothing_else() -> None:
     assert output.finished
 
 
-@pytest.mark.parametrize("how", ["raises", "few", "long", "outside", "fraction", "tree", "law"])
+@pytest.mark.parametrize("how", ["raises", "few", "long", "outside", "fraction", "tree", "law", "device"])
 def test_a_broken_proposer_costs_its_drafts_and_no_request(how: str) -> None:
     engine = make_engine(ScriptedModel(random_script(20), 20), proposer="broken", proposers={"broken": Broken(how)})
     with pytest.warns(UserWarning, match="proposer 'broken' failed and gives no draft"):

@@ -57,11 +57,11 @@ def test_every_figure_has_a_formula() -> None:
 
 
 def group(task: str | None = None, category: str | None = None) -> Group:
-    return Group(task, category, 2, 20, 8, 4, 12, 6, Estimate(0.5), Estimate(2.5), ())
+    return Group(task, category, 2, 16, 8, 4, 12, 6, Estimate(0.5), Estimate(2.5), ())
 
 
 def test_figures_of_a_group() -> None:
-    assert group().tokens_per_step == 1 + 6 / 8
+    assert group().tokens_per_step == (16 - 2) / 8
     assert group().mean_draft_length == 3
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec.proposers.base import ProposalInput
+from specdec.proposers.base import ProposalInput, Wants
 from specdec.types import SamplingParams, SpeculationParams
 from tests.proposers.helpers import EXAMPLE
 from tests.toys import BYTE_VOCABULARY, ScriptedModel, byte_tokenizer, generate, make_engine, random_script, tokens
@@ -69,6 +69,19 @@ def test_one_request_takes_it_and_another_does_not() -> None:
 def test_without_a_tokenizer_it_is_one_line() -> None:
     with pytest.raises(ValueError, match="the proposer 'phrases_proposer:PhrasesProposer' cannot be built: Attr"):
         make_engine(letter_writer(), proposer=EXAMPLE, settings=SETTINGS)
+
+
+def test_states_that_the_model_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phrases_proposer import PhrasesProposer
+
+    def build(*layers: int) -> None:
+        monkeypatch.setattr(PhrasesProposer, "wants", Wants(aux_layers=layers))
+        make_engine(letter_writer(), proposer=EXAMPLE, settings=SETTINGS, tokenizer=byte_tokenizer())
+
+    build(0, 1)
+    for layer in (-1, 2):
+        with pytest.raises(ValueError, match=f"wants the states before layer {layer}; the model's layers are 0 to 0, "):
+            build(0, layer)
 
 
 def test_one_that_fails_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

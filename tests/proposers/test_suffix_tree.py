@@ -37,13 +37,18 @@ def built(depth: int, texts: dict[int, list[int]]) -> SuffixTree:
     return tree
 
 
+def counts(node: Node) -> dict[int, int]:
+    """How often each follower of a node occurred."""
+    best = {node.most_frequent(): node.best_count}
+    return best | (node.others or {})
+
+
 def shape(child: Any) -> Any:
     """A node, a position or a table of them as plain values; what must be the same however a tree came about."""
     if isinstance(child, dict):
         return {key: shape(value) for key, value in child.items()}
     if isinstance(child, Node):
-        table = {child.most_frequent(): child.total} if child.followers is None else child.followers
-        return child.depth, child.newest, child.total, child.most_frequent(), dict(table), shape(child.children)
+        return child.depth, child.newest, child.total, child.most_frequent(), counts(child), shape(child.children)
     return child
 
 
@@ -56,11 +61,11 @@ def check_integrity(tree: SuffixTree) -> None:
         assert depth < child.depth <= tree._longest
         assert len(child.children) > 1
         assert child.total == sum(check(grandchild, child.depth) for grandchild in child.children.values())
-        if child.followers is not None:
-            assert len(child.followers) > 1
-            assert sum(child.followers.values()) == child.total
-            most = min(child.followers, key=lambda token: (-child.followers[token], token))
-            assert child.most_frequent() == most
+        followers = counts(child)
+        assert (child.others is None) == (len(followers) == 1)
+        assert sum(followers.values()) == child.total
+        assert min(followers.values()) > 0
+        assert child.most_frequent() == min(followers, key=lambda token: (-followers[token], token))
         return child.total
 
     num_positions = sum(check(child, 0) for child in tree._root.values())

@@ -1,0 +1,55 @@
+"""Draft heads on their way into an engine: found, checked against the target, and loaded beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specdec.models.decoder import Decoder
+from specdec.models.eagle import EagleHead
+from specdec.models.heads import HeadKind, PreparedHead, prepare_head
+from specdec.models.hub import from_hub
+from specdec.models.medusa import MedusaHead
+from specdec.proposers.eagle import HeadSettings
+
+KINDS: dict[str, tuple[HeadKind, ...]] = {"eagle": ("eagle", "eagle3"), "eagle3": ("eagle3",), "medusa": ("medusa",)}
+"""Method -> the kinds of heads that it drafts with; the checkpoint says which it is."""
+
+TORCH_FILES = ("*.pt", "*.bin")
+"""Heads are often published in torch's own format, of which only tensors are read."""
+
+
+@dataclass(frozen=True)
+class OpenHead:
+    """A head whose files are right, for a target whose weights may not be there yet."""
+
+    prepared: PreparedHead
+
+    @staticmethod
+    def open(method: str, settings: HeadSettings, target: Decoder, progress: Callable[[str], None] | None) -> OpenHead:
+        """ValueError, in one line, for files that are missing, damaged, of another kind or for another target."""
+        assert settings.model is not None
+        path = _find(settings.model, progress)
+        vocab = None if settings.draft_vocab is None else Path(settings.draft_vocab).expanduser()
+        prepared = prepare_head(path, target=target, kernels=target.kernels, draft_vocab=vocab)
+        if prepared.kind not in KINDS[method]:
+            right = next(other for other, kinds in KINDS.items() if prepared.kind in kinds)
+            raise ValueError(f"{path} holds a head of kind {prepared.kind}: use --proposer {right}, not {method}")
+        return OpenHead(prepared)
+
+    def load(self, target: Decoder, *, dtype: str, device: torch.device) -> EagleHead | MedusaHead:
+        """The head, in the target's dtype: its states are what it computes with."""
+        return self.prepared.load(dtype=target.kv_layout().dtype, device=device)
+
+
+def _find(name: str, progress: Callable[[str], None] | None) -> Path:
+    """The directory or file that `name` means; a name such as org/name is fetched from the hub."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ValueError(f"there is no draft head at {name!r}: no such directory or file")
+    return from_hub(name, progress, also=TORCH_FILES)

@@ -1,0 +1,99 @@
+"""Rows as long as their headings, and the cells that a reader looks for first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specdec.eval import report_speed, report_tables
+from specdec.eval.report_tables import Cell, Table
+from specdec.eval.results import FORMULAS, Exactness, Result
+from tests.eval.examples import result, run
+
+RESULTS = {
+    "one run": result(),
+    "several": result(run(), run("suffix", 8, 0.7, complete=False), run("draft", 4, alarm="never drafts")),
+    "nothing timed": replace(result(replace(run(prediction=None), speeds=())), curve=None),
+    "nothing": replace(result(), runs=(), plain=()),
+}
+
+
+def tables(found: Result) -> list[Table]:
+    made = [
+        make(found)
+        for make in (
+            report_tables.summary,
+            report_tables.acceptance,
+            report_tables.counts,
+            report_tables.output_ranges,
+            report_tables.repetition,
+            report_tables.exactness,
+            report_tables.divergences,
+            report_speed.speed,
+            report_speed.prediction,
+            report_speed.draft_lengths,
+        )
+    ]
+    return made if found.curve is None else [*made, report_speed.curve(found.curve)]
+
+
+@pytest.mark.parametrize("found", RESULTS.values(), ids=RESULTS)
+def test_rows_are_as_long_as_the_heading(found: Result) -> None:
+    for table in tables(found):
+        assert {len(row) for body in table.bodies for row in body} <= {len(table.columns)}, table.caption
+        assert all(column.formula in FORMULAS for column in table.columns if column.formula), table.caption
+        assert all(cell.text for body in table.bodies for row in body for cell in row), table.caption
+
+
+def by_column(table: Table, body: int, row: int) -> dict[str, Cell]:
+    return dict(zip((column.name for column in table.columns), table.bodies[body][row], strict=True))
+
+
+def test_the_summary_of_a_run() -> None:
+    row = by_column(report_tables.summary(result()), 1, 0)
+    assert row["mean acceptance length"] == Cell("2.21", "2.01 to 2.41")
+    assert row["acceptance rate"] == Cell("52.1 %", "42.1 to 62.1 %")
+    assert row["c"] == Cell("0.00407")
+    assert row["predicted speed-up"] == Cell("1.55")
+    assert row["measured speed-up"] == Cell("1.43", "1.31 to 1.57")
+    assert row["gap"] == Cell("+8.3 %")
+    assert row["tokens/s, batch 4"] == Cell("56.5", "1.47 times plain")
+    assert row["exactness"] == Cell("bytes, checked: 210 of 211 equal")
+
+
+def test_plain_decoding_heads_the_summary() -> None:
+    row = by_column(report_tables.summary(result()), 0, 0)
+    assert row["proposer"] == Cell("plain decoding")
+    assert row["tokens/s, batch 1"] == Cell("17.0")
+    assert row["gap"] == Cell("–")
+
+
+def test_what_a_run_was_not_timed_at_is_a_dash() -> None:
+    found = result(replace(run(prediction=None, complete=False), speeds=run().speeds[:1]))
+    row = by_column(report_tables.summary(found), 1, 0)
+    assert row["proposer"] == Cell("ngram", marks=("interrupted",))
+    assert row["tokens/s, batch 1"] != Cell("–")
+    assert [row[name] for name in ("tokens/s, batch 4", "c", "gap", "predicted speed-up")] == [Cell("–")] * 4
+
+
+def test_shares_at_a_position_and_what_they_are_made_of() -> None:
+    assert by_column(report_tables.acceptance(result()), 0, 0)["position 2"] == Cell("95.6 %", "98.2 %")
+    assert by_column(report_tables.counts(result()), 0, 0)["position 2"] == Cell("218 / 222 / 228")
+
+
+def test_a_run_with_shorter_drafts_has_dashes_for_the_rest() -> None:
+    shorter = replace(run("suffix"), groups=tuple(replace(each, positions=()) for each in run().groups))
+    table = report_tables.acceptance(result(run(), shorter))
+    assert by_column(table, 1, 0)["position 1"] == Cell("–")
+
+
+@pytest.mark.parametrize(
+    ("exactness", "text"),
+    [
+        (Exactness("greedy", "bytes", True, 1000, 1000), "checked: 1,000 of 1,000 equal"),
+        (Exactness("rejection", "distribution", False), "not checked in this run"),
+    ],
+)
+def test_whether_exactness_was_checked(exactness: Exactness, text: str) -> None:
+    assert report_tables.checked(exactness) == text
