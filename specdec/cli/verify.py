@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.configure import build_config
+from specdec.cli.configure import PROPOSER_OPTIONS, build_config
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.generate import BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
@@ -111,7 +111,10 @@ def _silent(line: str) -> None:
 
 def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
     """Of the first proposer alone: it is the one that is verified."""
-    stated = {"model": options.draft_model, "num_draft_layers": options.draft_layers}
+    stated = {
+        key: getattr(options, option.flag.removeprefix("--").replace("-", "_"))
+        for key, option in PROPOSER_OPTIONS.items()
+    }
     names = ("model", "dtype", "max_model_len", "verifier")
     config = build_config(
         file=options.config,
