@@ -162,7 +162,7 @@ def _verify(
     with bad_input():
         build = _builder(config, build_engine, tell)
         engine = build(config)
-        texts = _token_ids(prompts, engine)
+        texts = _token_ids(prompts, engine, options.settings.params)
         return verify_losslessness(build, engine, texts, options.settings, Watch(tell, stopped))
 
 
@@ -177,7 +177,7 @@ def _builder(
     return load_models(config, tell).engine
 
 
-def _token_ids(prompts: Sequence[Prompt], engine: Engine) -> list[tuple[int, ...]]:
+def _token_ids(prompts: Sequence[Prompt], engine: Engine, params: SamplingParams) -> list[tuple[int, ...]]:
     """Every prompt as the engine takes it; `BadInput` names the one that it refuses."""
     tokenizer = engine.tokenizer
     if tokenizer is not None and tokenizer.chat_template is None:
@@ -189,7 +189,7 @@ def _token_ids(prompts: Sequence[Prompt], engine: Engine) -> list[tuple[int, ...
             if isinstance(content, str):
                 assert tokenizer is not None
                 content = tokenizer.encode(content)
-            engine.add_request("refuses what is wrong", content)
+            engine.add_request("refuses what is wrong", content, params)
             engine.abort("refuses what is wrong")
             texts.append(tuple(content))
     return texts

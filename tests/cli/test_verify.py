@@ -60,7 +60,10 @@ def verify(build: Build, *args: str, input: str | None = LINES) -> tuple[int, st
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--proposer=suffix",), ("greedy equality", "greedy verification gives plain decoding's tokens on 4 prompts")),
+        (
+            ("--proposer=suffix", "--verifier=greedy"),
+            ("greedy equality", "greedy verification gives plain decoding's tokens on 4 prompts"),
+        ),
         (("--proposer=ngram", "--verifier=coupled", "--temperature=1"), ("coupled equality",)),
         (
             ("--draft-layers=1", "--temperature=1"),
@@ -249,3 +252,14 @@ def test_options_have_a_help_text_and_a_value_in_the_options_object() -> None:
     assert code == 0
     assert "Exit codes: 0 verified; 1 not lossless" in out
     assert "[default: 512]" in out
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_default_model_is_verified() -> None:
+    args = ["verify", "--max-tokens=12", "--json", "Repeat three times: one two three four five six seven."]
+    code, out, errors = fake.run(args, None)
+    assert code == 0, (out, errors)
+    greedy, kv, _ = json.loads(out)["checks"]
+    assert greedy["figures"]["num_draft_tokens"] > 0
+    assert 0 < kv["figures"]["largest_relative_difference"] < 1e-4
