@@ -19,7 +19,7 @@ from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
 from specdec.proposers.base import ProposalInput, Proposer, TargetStates
-from specdec.proposers.states import target_states
+from specdec.proposers.states import join_states, target_states
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
@@ -84,6 +84,7 @@ class Runner:
         self.device = device
         self._draft_probs: dict[tuple[str, int], torch.Tensor] = {}
         self._states: dict[Sequence, TargetStates] = {}
+        self._missed: dict[Sequence, TargetStates] = {}
         self._wants = {name: proposer.wants for name, proposer in self.proposers.items()}
         self._aux_layers = tuple(sorted({layer for wants in self._wants.values() for layer in wants.aux_layers}))
 
@@ -95,6 +96,8 @@ class Runner:
         """
         for kv in (self.kv, *(cache for proposer in self.proposers.values() for cache in proposer.kv_caches)):
             kv.copy_blocks(schedule.block_copies)
+        # A proposer with KV that failed, or was not asked, must see what it missed.
+        self._missed = {sequence: states for sequence, states in self._states.items() if sequence.request.draft_kv}
         self._states.clear()
         rows = tuple(self._with_draft_probs(row) for row in schedule.rows)
         try:
@@ -117,7 +120,9 @@ class Runner:
         with record.time("sample"):
             judged = iter(self._verify(logits, batch))
             verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
-            self._states |= target_states(batch, verdicts, self._wants, hidden, aux, logits)
+            for sequence, states in target_states(batch, verdicts, self._wants, hidden, aux, logits).items():
+                missed = self._missed.get(sequence)
+                self._states[sequence] = states if missed is None else join_states(missed, states)
             return self._with_prompt_logprobs(verdicts, hidden, batch)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
@@ -200,7 +205,9 @@ class Runner:
                 states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in mine]
                 proposed = proposer.propose(mine, ProposalInput(asked, states))
                 self._check_drafts(proposed, asked)
-                drafts.update(zip((sequences[i] for i in chosen), _named(proposed, name), strict=True))
+                drafts.update(zip(mine, _named(proposed, name), strict=True))
+                for sequence in mine:
+                    self._states.pop(sequence, None)
             except Exception as error:
                 warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
                 drafts.update((sequences[i], None) for i in chosen)
@@ -236,6 +243,7 @@ class Runner:
         """Drop what is kept for a finished sequence."""
         self._draft_probs.pop(sequence.key, None)
         self._states.pop(sequence, None)
+        self._missed.pop(sequence, None)
         for name, proposer in self.proposers.items():
             try:
                 proposer.forget(sequence)

@@ -160,7 +160,13 @@ def _with_settings(entry: SpeculativeConfig, own_settings: Mapping[str, Any]) ->
     setting of two keys."""
     replaced = {"model", "num_draft_layers"} if own_settings.keys() & {"model", "num_draft_layers"} else set()
     kept = {key: value for key, value in entry.settings.items() if key not in replaced}
-    return replace(entry, settings={**kept, **own_settings})
+    settings = {**kept, **own_settings}
+    sizes = [key for key in ("tree_nodes", "tree_width") if key in own_settings]
+    if sizes and settings.get("tree", "chain" if entry.method in (DRAFT, *HEADS) else None) == "chain":
+        raise ValueError(
+            f"{PROPOSER_OPTIONS[sizes[0]].flag} is of a tree, and {entry.method} drafts a chain; add --tree"
+        )
+    return replace(entry, settings=settings)
 
 
 def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> SpeculationParams:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.configure import build_config
+from specdec.cli.configure import PROPOSER_OPTIONS, build_config
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.generate import BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
@@ -111,7 +111,10 @@ def _silent(line: str) -> None:
 
 def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
     """Of the first proposer alone: it is the one that is verified."""
-    stated = {"model": options.draft_model, "num_draft_layers": options.draft_layers}
+    stated = {
+        key: getattr(options, option.flag.removeprefix("--").replace("-", "_"))
+        for key, option in PROPOSER_OPTIONS.items()
+    }
     names = ("model", "dtype", "max_model_len", "verifier")
     config = build_config(
         file=options.config,
@@ -159,7 +162,7 @@ def _verify(
     with bad_input():
         build = _builder(config, build_engine, tell)
         engine = build(config)
-        texts = _token_ids(prompts, engine)
+        texts = _token_ids(prompts, engine, options.settings.params)
         return verify_losslessness(build, engine, texts, options.settings, Watch(tell, stopped))
 
 
@@ -174,7 +177,7 @@ def _builder(
     return load_models(config, tell).engine
 
 
-def _token_ids(prompts: Sequence[Prompt], engine: Engine) -> list[tuple[int, ...]]:
+def _token_ids(prompts: Sequence[Prompt], engine: Engine, params: SamplingParams) -> list[tuple[int, ...]]:
     """Every prompt as the engine takes it; `BadInput` names the one that it refuses."""
     tokenizer = engine.tokenizer
     if tokenizer is not None and tokenizer.chat_template is None:
@@ -186,7 +189,7 @@ def _token_ids(prompts: Sequence[Prompt], engine: Engine) -> list[tuple[int, ...
             if isinstance(content, str):
                 assert tokenizer is not None
                 content = tokenizer.encode(content)
-            engine.add_request("refuses what is wrong", content)
+            engine.add_request("refuses what is wrong", content, params)
             engine.abort("refuses what is wrong")
             texts.append(tuple(content))
     return texts

@@ -26,6 +26,9 @@ class VerifyOptions:
     num_speculative_tokens: int
     draft_model: str | None
     draft_layers: int | None
+    tree: str | None
+    tree_nodes: int | None
+    tree_width: int | None
     verifier: str
     speculative_config: str | None
     temperature: float

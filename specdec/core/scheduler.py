@@ -291,7 +291,7 @@ class Scheduler:
             return
         if not row.reaches_end:
             sequence.num_computed_tokens = row.end
-            self.blocks.commit(sequence)
+            self._register(sequence)
             return
         num_rejected = row.num_draft_tokens - verdict.num_accepted
         sequence.num_computed_tokens = row.end - num_rejected
@@ -300,11 +300,17 @@ class Scheduler:
         # Whatever the draft's KV holds behind the accepted path belongs to tokens that were rejected.
         kept = row.num_tokens + row.draft.num_kept_tokens(verdict.accepted_path)
         sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, kept)
-        self.blocks.commit(sequence)
+        self._register(sequence)
         if ended or sequence.request.draft_kv is None or sequence.num_output_tokens > 1:
             self._release_forks(sequence)
         if ended:
             self._finish(sequence)
+
+    def _register(self, sequence: Sequence) -> None:
+        """Let others share what is complete. A proposer with KV has first to answer (`set_drafts`): of a block that the
+        target has just filled it may still keep something."""
+        if sequence.request.draft_kv is None:
+            self.blocks.commit(sequence)
 
     def _append(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> bool:
         """Commit the verdict's tokens up to the first stop, and count only what was kept."""

@@ -13,7 +13,7 @@ from specdec.models.eagle import EagleHead
 from specdec.models.heads import HeadKind, PreparedHead, prepare_head
 from specdec.models.hub import from_hub
 from specdec.models.medusa import MedusaHead
-from specdec.proposers.eagle import HeadSettings
+from specdec.proposers.heads import HeadSettings
 
 KINDS: dict[str, tuple[HeadKind, ...]] = {"eagle": ("eagle", "eagle3"), "eagle3": ("eagle3",), "medusa": ("medusa",)}
 """Method -> the kinds of heads that it drafts with; the checkpoint says which it is."""

@@ -185,8 +185,8 @@ class RequestBuilder:
 
     @staticmethod
     def _may_draft(params: SamplingParams, length: int) -> bool:
-        """Whether there can be a draft at all: the first token has none, and the last may be no more than its bonus."""
-        return length > 0 and (params.max_tokens is None or params.max_tokens > 2)
+        """Whether there can be a draft at all: one token is emitted beside it."""
+        return length > 0 and (params.max_tokens is None or params.max_tokens > 1)
 
     def _seed(self, params: SamplingParams, arrival: int) -> int:
         """The request's own seed; without one, a function of the engine's seed and the request's number."""

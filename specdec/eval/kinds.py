@@ -1,7 +1,8 @@
 """Accepted, recovered and bonus tokens each by themselves: what verification promises of every kind, however it drafts.
 
 - A drafted token is drawn from the law that the proposer reports for it.
-- Rejection sampling keeps a chain's first token with probability min(1, target / draft).
+- Rejection sampling keeps a chain's first token with probability min(1, target / draft), and of children without a
+  draft law one with the target's probability of them all.
 - A token recovered from a draft without a law has the target's law without what was tried; one recovered from a draft
   with a law comes from an excess of the target over the draft, so it is never one that the draft likes better.
 - A bonus token has the target's law.
@@ -40,15 +41,20 @@ class Recovered:
 
 @dataclass(frozen=True)
 class First:
-    """The first token of a chain in the target's law, its probability under the draft's (1 without one), its fate."""
+    """What a draft has for its first position: the tokens in the target's law, the only one's probability under the
+    draft's law if that was reported, and whether one of them was kept."""
 
-    look: Look
-    draft_prob: float
+    looks: tuple[Look, ...]
+    draft_prob: float | None
     accepted: bool
 
     @property
     def chance(self) -> float:
-        return min(1.0, self.look.prob / self.draft_prob) if self.draft_prob > 0 else 1.0
+        """The probability of keeping one: without a law, the target's of all of them."""
+        target = sum(look.prob for look in self.looks)
+        if self.draft_prob is None:
+            return min(1.0, target)
+        return min(1.0, target / self.draft_prob) if self.draft_prob > 0 else 1.0
 
 
 @dataclass
@@ -78,10 +84,11 @@ class Kinds:
                 self.bonus.append(laws.ask(sample.before(index), sample.token_ids[index]))
 
     def _ask_first(self, laws: Laws, sample: Draw, verified: Verification) -> None:
-        if len(verified.first_tokens) == 1:
-            look = laws.ask(sample.before(verified.index), verified.first_tokens[0])
-            prob = 1.0 if verified.first_prob is None else verified.first_prob
-            self.firsts.append(First(look, prob, verified.num_accepted > 0))
+        """Siblings with a law are kept with a probability that depends on all of them, and are left out."""
+        if verified.first_prob is None or len(verified.first_tokens) == 1:
+            text = sample.before(verified.index)
+            looks = tuple(laws.ask(text, token) for token in verified.first_tokens)
+            self.firsts.append(First(looks, verified.first_prob, verified.num_accepted > 0))
 
     def checks(self, verifier: str, level: float) -> list[Check]:
         """Those that apply, each at this error level."""
@@ -110,8 +117,8 @@ class Kinds:
         accepted = sum(first.accepted for first in self.firsts)
         enough = variance >= LEAST_VARIANCE
         p = math.erfc(abs(accepted - expected) / math.sqrt(2 * variance)) if enough else 1.0
-        what = f"{accepted:,} of {plural(len(self.firsts), 'first draft token')} accepted, {expected:,.1f} expected"
-        faults = [f"{what} from min(1, target / draft) (p = {p:.1g})"] if p < level else []
+        what = f"{accepted:,} of {plural(len(self.firsts), 'draft')} kept their first token, {expected:,.1f} expected"
+        faults = [f"{what} by the target's law and the draft's (p = {p:.1g})"] if p < level else []
         figures = {"p_value": p, "level": level, "num_accepted": accepted, "expected": expected}
         summary = f"{what}, p = {p:.2g}" if enough else f"{what}: too few chances to test"
         return Check.of("acceptance", faults, int(enough), summary, figures)

@@ -89,6 +89,8 @@ class KVCheck:
         self._prompts = prompts
         self._num_tokens = params.max_tokens
         self.params = replace(params, ignore_eos=True, detokenize=False)
+        # Parallel samples of a prompt that ends inside a block copy that block.
+        self._forking = next((i for i, own in enumerate(prompts) if (len(own) - 1) % config.block_size), 0)
         self._watch = watch
         self._tally = _Tally()
         self._allowed = 0.0
@@ -96,16 +98,17 @@ class KVCheck:
         """To the prompts, in order: the first samples of the first engine."""
 
     def run(self) -> None:
-        """Both engines, one after the other."""
-        for caching in (False, True) if self._config.enable_prefix_caching else (False,):
-            engine = self._build(self._small(caching))
-            self._allowed = TOLERANCE[engine.runner.kv.layout.dtype]
-            poison(engine)
-            with witnessed(engine) as witness, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a proposer's failures are faults here, and told as such
-                found = self._run(engine, witness, caching)
-            self._count(engine, witness)
-            self._compare(found)
+        """Engines without and with a prefix cache, one after the other."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a proposer's failures are faults here, and told as such
+            for caching in (False, True) if self._config.enable_prefix_caching else (False,):
+                engine = self._build(self._small(caching))
+                self._allowed = TOLERANCE[engine.runner.kv.layout.dtype]
+                poison(engine)
+                with witnessed(engine) as witness:
+                    found = self._run(engine, witness, caching)
+                self._count(engine, witness)
+                self._compare(found)
 
     def _small(self, caching: bool) -> EngineConfig:
         """Room for every prompt, and for the whole of any one sequence, but not for all."""
@@ -134,7 +137,7 @@ class KVCheck:
             jobs.append(
                 Job(
                     prompt,
-                    replace(params, n=2) if number == 1 and not params.is_greedy else params,
+                    replace(params, n=2) if number == self._forking and not params.is_greedy else params,
                     SpeculationParams(self._method, min(1, self._longest_draft) if number % 2 else None),
                     f"copy {copy}" if copy else None,
                 )
@@ -282,5 +285,5 @@ class KVCheck:
 def _source(sequence: Sequence, position: int) -> str:
     """Where the token at a position came from."""
     if position < sequence.num_prompt_tokens:
-        return "a prompt token"
-    return f"a {sequence.provenance[position - sequence.num_prompt_tokens]} token"
+        return "prompt token"
+    return f"{sequence.provenance[position - sequence.num_prompt_tokens]} token"

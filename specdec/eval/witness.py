@@ -105,12 +105,13 @@ class Witness:
             raise BrokenOff
         for row in batch.rows:
             if row.num_draft_tokens:
-                fault = self._stale(row)
+                fault = self.stale(row)
                 if fault is not None:
                     self.faults[fault] = None
                 self._pending[row.sequence.key] = row
 
-    def _stale(self, row: ScheduledRow) -> str | None:
+    def stale(self, row: ScheduledRow) -> str | None:
+        """Why the row's draft is not the one that was proposed for its position, if it is not."""
         made, draft, position = self._proposals.get(row.sequence.key), row.draft, row.num_tokens
         if made is None:
             return f"stale draft: one that nobody proposed was verified at position {position}"

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.config import unknown_name
 from specdec.core.scheduler import Schedule
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import DraftModel, ProposalInput, ProposerContext, Wants
-from specdec.proposers.growing import Grower, Growth, grown
+from specdec.proposers.growing import Grower, Growth, check_sample_method, grown
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
 from specdec.proposers.shapes import TreeChoice
 from specdec.step.batch import Batch
@@ -23,7 +22,6 @@ from specdec.step.kv_cache import KVCache
 from specdec.types import Draft
 
 METHOD = "draft"
-SAMPLE_METHODS = ("probabilistic", "greedy")
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,8 @@ class DraftModelSettings:
         layers = self.num_draft_layers
         if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
             raise ValueError(f"num_draft_layers must be a positive integer; got {layers!r}")
-        if self.draft_sample_method not in SAMPLE_METHODS:
-            raise ValueError(unknown_name("draft_sample_method", self.draft_sample_method, SAMPLE_METHODS))
-        assert self.tree_choice
+        check_sample_method(self.draft_sample_method)
+        TreeChoice(self.tree, self.tree_nodes, self.tree_width)
 
     @property
     def tree_choice(self) -> TreeChoice:

@@ -8,61 +8,20 @@ confirmed their tokens. EAGLE-1/2: arXiv 2401.15077, 2406.16858; EAGLE-3: 2503.0
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 import torch
 
-from specdec.config import unknown_name
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.models.eagle import FIRST_ENTRY, EagleHead
 from specdec.proposers.base import ProposalInput, ProposerContext, TargetStates, Wants
 from specdec.proposers.features import FeatureStore
 from specdec.proposers.growing import Grower, Growth, grown
+from specdec.proposers.heads import HeadSettings, over_target
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
-from specdec.proposers.shapes import TreeChoice
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.types import Draft
-
-SAMPLE_METHODS = ("probabilistic", "greedy")
-
-
-@dataclass(frozen=True)
-class HeadSettings:
-    """A trained head: `model` is its directory or file. `draft_vocab`, a file with a list of token ids, keeps only
-    those in the output matrix of a head that has them all.
-
-    With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
-    head's law; "greedy" always takes its likeliest tokens.
-    """
-
-    model: str | None = None
-    draft_vocab: str | None = None
-    draft_sample_method: str = "probabilistic"
-    tree: str = TreeChoice.tree
-    tree_nodes: int = TreeChoice.tree_nodes
-    tree_width: int = TreeChoice.tree_width
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            raise ValueError(f"a draft head needs model, its directory or file (--draft-model); got {self.model!r}")
-        if self.draft_vocab is not None and (not isinstance(self.draft_vocab, str) or not self.draft_vocab):
-            raise ValueError(f"draft_vocab must be a file with a list of token ids; got {self.draft_vocab!r}")
-        if self.draft_sample_method not in SAMPLE_METHODS:
-            raise ValueError(unknown_name("draft_sample_method", self.draft_sample_method, SAMPLE_METHODS))
-        assert self.tree_choice
-
-    @property
-    def tree_choice(self) -> TreeChoice:
-        return TreeChoice(self.tree, self.tree_nodes, self.tree_width)
-
-    @property
-    def samples(self) -> bool:
-        return self.draft_sample_method == "probabilistic"
-
-    def num_nodes(self, num_speculative_tokens: int) -> int:
-        return self.tree_choice.num_nodes(num_speculative_tokens)
 
 
 class EagleProposer:
@@ -83,7 +42,6 @@ class EagleProposer:
             context.method, shape, context.kernels, context.verifier, samples=settings.samples, keeps_kv=False
         )
         self._limit = LengthLimit("the draft head", self.head.max_model_len)
-        self._outputs = torch.empty(0)
 
     @property
     def kv_caches(self) -> tuple[KVCache, ...]:
@@ -99,31 +57,44 @@ class EagleProposer:
             for sequence, length in zip(sequences, inp.lengths, strict=True)
         ]
         states = inp.states or [None] * len(growths)
-        is_lost = [not each for each in self._catch_up_all(growths, states)]
-        logits = self._logits(self._outputs) if len(self._outputs) else torch.empty(0, self.context.vocab_size)
-        drafts = self._grower.grow(growths, logits, self._step)
+        combined = self._combine(states)
+        is_lost, outputs = self._catch_up(growths, states, combined)
+
+        def step(live: list[Growth]) -> torch.Tensor:
+            """Compute the frontiers from the outputs at their parents; logits [n, vocab] after them."""
+            nonlocal outputs
+            above = [growth.rows[growth.parents[node]] for growth in live for node in growth.frontier]
+            batch = level_batch(live, self.kv.block_size, self.context.device)
+            outputs = self.head.forward(batch, self.kv, outputs[above])
+            return self._logits(outputs)
+
+        drafts = self._grower.grow(growths, self._logits(outputs), step)
+        # Only now: had anything failed, the next call would go on from where this one did.
+        for sequence, own, features in zip(sequences, states, combined, strict=True):
+            if own is not None and features is not None:
+                self.features.keep(sequence, own, features)
         return [None if lost else draft for lost, draft in zip(is_lost, drafts, strict=True)]
 
-    def _catch_up_all(self, growths: Many[Growth], states: Many[TargetStates | None]) -> list[bool]:
-        """Compute what the cache lacks of committed tokens. Leaves the outputs [n, hidden] after the last one of those
-        that draft, and answers which sequences could be followed."""
+    def _catch_up(
+        self, growths: Many[Growth], states: Many[TargetStates | None], combined: Many[torch.Tensor | None]
+    ) -> tuple[list[bool], torch.Tensor]:
+        """Compute what the cache lacks of committed tokens. Answers which sequences cannot be followed, and the outputs
+        [n, hidden] after the last token of those that draft."""
         rows: list[ScheduledRow] = []
         features: list[torch.Tensor] = []
-        followed = []
-        for growth, own, combined in zip(growths, states, self._combine(states), strict=True):
+        is_lost = []
+        for growth, own, known in zip(growths, states, combined, strict=True):
             row = missing_row(growth, FIRST_ENTRY, self.head.max_model_len)
             needed = None
-            if own is not None and combined is not None:
-                needed = None if row is None else self.features.of_row(row, own, combined)
-                self.features.keep(growth.sequence, own, combined)
-            followed.append(row is None or needed is not None)
+            if row is not None and own is not None and known is not None:
+                needed = self.features.of_row(row, own, known)
+            is_lost.append(row is not None and needed is None)
             if row is not None and needed is not None:
                 rows.append(row)
                 features.append(needed)
             else:
                 growth.frontier = []
-        self._outputs = self._catch_up(rows, features)
-        return followed
+        return is_lost, self._compute(rows, features)
 
     def _combine(self, states: Many[TargetStates | None]) -> list[torch.Tensor | None]:
         """The features [n, hidden] of each sequence's last step."""
@@ -141,11 +112,10 @@ class EagleProposer:
             return states.hidden
         return torch.cat([states.aux[layer] for layer in self.head.aux_layers], dim=-1)
 
-    def _catch_up(self, rows: Many[ScheduledRow], features: Many[torch.Tensor]) -> torch.Tensor:
-        if not rows:
-            return torch.empty(0)
-        flat, at = torch.cat([*features]), 0
-        outputs = []
+    def _compute(self, rows: Many[ScheduledRow], features: Many[torch.Tensor]) -> torch.Tensor:
+        """Compute committed tokens; outputs [n, hidden] at the sequences' ends."""
+        outputs = [torch.empty(0, self.head.hidden_size, dtype=self.kv.layout.dtype, device=self.context.device)]
+        flat, at = torch.cat([outputs[0], *features]), 0
         for part in parts(rows, self.context.max_num_batched_tokens):
             batch = Batch.build(Schedule(part), self.kv.block_size, self.context.device)
             raw = self.head.forward(batch, self.kv, flat[at : at + batch.num_tokens])
@@ -153,24 +123,5 @@ class EagleProposer:
             at += batch.num_tokens
         return torch.cat(outputs)
 
-    def _step(self, live: list[Growth]) -> torch.Tensor:
-        """Compute the frontiers from the outputs at their parents; logits [n, vocab] after them."""
-        above = [growth.rows[growth.parents[node]] for growth in live for node in growth.frontier]
-        batch = level_batch(live, self.kv.block_size, self.context.device)
-        self._outputs = self.head.forward(batch, self.kv, self._outputs[above])
-        return self._logits(self._outputs)
-
     def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
         return over_target(self.head.compute_logits(outputs), self.head.draft_token_ids, self.context.vocab_size)
-
-
-def over_target(logits: torch.Tensor, draft_token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """A head's logits [n, Vd] over the target's vocabulary [n, vocab]: what the head lacks is -inf."""
-    if draft_token_ids is None and logits.shape[1] == vocab_size:
-        return logits
-    full = logits.new_full((logits.shape[0], vocab_size), float("-inf"))
-    if draft_token_ids is None:
-        full[:, : logits.shape[1]] = logits[:, :vocab_size]
-    else:
-        full[:, draft_token_ids] = logits
-    return full

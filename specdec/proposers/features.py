@@ -42,9 +42,10 @@ class FeatureStore:
         last = self._last.get(sequence.key)
         if last is not None and last[0] == position - 1:
             return last[1]
-        if position % self.block_size == 0 and position:
-            return self.boundaries[sequence.block_table[position // self.block_size - 1]]
-        return None
+        blocks, rest = divmod(position, self.block_size)
+        if rest or not 0 < blocks <= sequence.num_hashed_blocks:
+            return None  # nobody says that the block's feature is there
+        return self.boundaries[sequence.block_table[blocks - 1]]
 
     def keep(self, sequence: Sequence, states: TargetStates, features: torch.Tensor) -> None:
         """Keep what later steps go on from: of this sequence, its blocks, and the samples that wait for its prompt."""

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from specdec.config import unknown_name
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
 from specdec.proposers.shapes import TreeChoice, TreeShape
@@ -24,6 +25,9 @@ from specdec.sampling.emission import law
 from specdec.sampling.process import SamplingRow, process_logits, reads_tokens
 from specdec.sampling.rng import NoiseKey, Stream, gumbel_top
 from specdec.types import MAX_DRAFT_NODES, Draft
+
+SAMPLE_METHODS = ("probabilistic", "greedy")
+"""How a request that samples is drafted for: from the draft's law, or by its likeliest tokens (vLLM's names)."""
 
 ROOT = -1
 """Stands for the last committed token among a draft's nodes."""
@@ -177,6 +181,12 @@ class ConfidenceShape:
         return sorted(ranked[: self.num_nodes])
 
 
+def check_sample_method(name: object) -> None:
+    """ValueError if it is not one of `SAMPLE_METHODS`."""
+    if name not in SAMPLE_METHODS:
+        raise ValueError(unknown_name("draft_sample_method", name, SAMPLE_METHODS))
+
+
 def grown(choice: TreeChoice, num_speculative_tokens: int) -> Shape:
     """The shape that a proposer's settings choose, for drafts of at most this depth."""
     if choice.tree == "confidence":
@@ -238,9 +248,11 @@ class Grower:
     def _likeliest(self, processed: torch.Tensor, ranks: Many[Many[int]]) -> list[list[Child]]:
         """The tokens of the wanted ranks after each row of logits [n, vocab]."""
         width = min(max(max(own) for own in ranks) + 1, processed.shape[-1])
-        if width == 1 and not self.shape.needs_scores:
-            return [[Child(token, 0.0, None)] for token in self.kernels.argmax(processed).tolist()]
-        best, tokens = processed.topk(width, dim=-1)
+        if width == 1:
+            tokens = self.kernels.argmax(processed)[:, None]
+            best = processed.gather(-1, tokens)
+        else:
+            best, tokens = processed.topk(width, dim=-1)
         if self.shape.needs_scores:
             best = best - processed.logsumexp(dim=-1, keepdim=True)
         return [

@@ -12,8 +12,8 @@ import torch
 from specdec.core.sequence import Sequence
 from specdec.models.medusa import MedusaHead
 from specdec.proposers.base import ProposalInput, ProposerContext, Wants
-from specdec.proposers.eagle import HeadSettings, over_target
 from specdec.proposers.growing import ROOT, Grower, Growth, grown
+from specdec.proposers.heads import HeadSettings, over_target
 from specdec.step.kv_cache import KVCache
 from specdec.types import Draft
 

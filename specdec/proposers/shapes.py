@@ -218,7 +218,7 @@ class TreeChoice:
         if self.tree not in TREES:
             if not os.path.exists(self.tree):
                 raise ValueError(unknown_name("tree", self.tree, (*TREES, "the path of a JSON file")))
-            assert self._file_shape.num_nodes
+            read_shape(self.tree)
 
     @cached_property
     def _file_shape(self) -> TreeShape:

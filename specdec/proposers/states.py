@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,9 @@ from specdec.core.sequence import Sequence
 from specdec.proposers.base import TargetStates, Wants
 from specdec.step.batch import Batch
 from specdec.types import Verdict
+
+MOST_POSITIONS = 4096
+"""How many positions are kept of a sequence whose proposer fails."""
 
 
 def target_states(
@@ -45,6 +49,26 @@ def target_states(
             )
         at += row.num_scheduled_tokens
     return states
+
+
+def join_states(earlier: TargetStates, later: TargetStates) -> TargetStates:
+    """The states of two steps, of which a proposer that goes by positions has seen neither; the later one's logits.
+
+    The later ones alone where the two do not follow each other, because the sequence was computed anew, and where they
+    are too many to keep.
+    """
+    if earlier.end != later.start or earlier.num_tokens + later.num_tokens > MOST_POSITIONS:
+        return later
+    hidden = None
+    if earlier.hidden is not None and later.hidden is not None:
+        hidden = torch.cat((earlier.hidden, later.hidden))
+    return replace(
+        later,
+        start=earlier.start,
+        num_tokens=earlier.num_tokens + later.num_tokens,
+        hidden=hidden,
+        aux={layer: torch.cat((earlier.aux[layer], states)) for layer, states in later.aux.items()},
+    )
 
 
 def _token_rows(at: int, committed: int, path: Many[int]) -> slice | list[int]:

@@ -53,6 +53,7 @@ class Batch:
         at = 0
         for b, row in enumerate(rows):
             end = at + row.num_scheduled_tokens
+            assert row.end <= len(row.sequence.block_table) * block_size, "a span leaves its sequence's blocks"
             tables[b, : len(row.sequence.block_table)] = row.sequence.block_table
             _fill_row(row, token_ids[at:end], positions[at:end], None if masks is None else masks[at:end])
             indices = np.arange(row.start, row.end)

@@ -230,6 +230,17 @@ def test_a_draft_models_options_choose_the_proposer_and_win_over_the_file(
     [
         (["--proposer=draft"], "needs one of model (a draft model: --draft-model) and num_draft_layers"),
         (["--draft-layers=0"], "num_draft_layers must be a positive integer; got 0"),
+        (["--draft-layers=2", "--tree-nodes=9"], "--tree-nodes is of a tree, and draft drafts a chain; add --tree"),
+        (["--tree=breadth"], "--tree is of the proposers draft, eagle, eagle3, medusa, recycling; name one of them"),
+        (
+            ["--proposer=suffix", "--tree=breadth"],
+            "--tree contradicts --proposer suffix: it is of the proposers draft,",
+        ),
+        (
+            ["--proposer=eagle", "--draft-layers=2"],
+            "--draft-layers contradicts --proposer eagle: it is of the proposer",
+        ),
+        (["--proposer=eagle"], "a draft head needs model, its directory or file (--draft-model)"),
         (["--draft-layers=2", "--draft-model=m"], "--draft-model and --draft-layers contradict each other"),
         (["--draft-layers=2", "--proposer=ngram"], "--draft-layers contradicts --proposer ngram"),
         (["--draft-model=m", '--speculative-config={"method": "ngram"}'], "contradicts --speculative-config"),

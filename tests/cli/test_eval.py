@@ -189,7 +189,7 @@ def test_draft_options_and_configurations_are_those_of_generate(tmp_path: Path) 
             ["--proposer=ngram", "--draft-layers=2"],
             "--draft-layers is of draft, which --proposer does not name",
         ),
-        (["--proposer=ngram,draft", "--tree-width=2"], "the proposer 'draft' needs one of model "),
+        (["--proposer=ngram,draft", "--tree=breadth"], "the proposer 'draft' needs one of model "),
         (["--proposer=ngram", "--tree=breadth"], "--tree is of draft and eagle and eagle3 and medusa and recycling, "),
         (
             ["--batch-sizes=32", "--draft-layers=2", "--tree=breadth", "--tree-nodes=64"],

@@ -55,6 +55,30 @@ OPTIONS = {
         "--quiet": FLAG,
         "-v": FLAG,
     },
+    "specdec verify": {
+        "[PROMPT]...": None,
+        "--prompts-file": None,
+        "--raw": FLAG,
+        "--model": "smollm2-135m",
+        "--config": None,
+        "--dtype": "auto",
+        "--max-model-len": None,
+        "--proposer": "ngram",
+        "--num-speculative-tokens -k": 4,
+        "--draft-model": None,
+        "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
+        "--verifier": "auto",
+        "--speculative-config": None,
+        "--temperature": 0.0,
+        "--seed": 0,
+        "--max-tokens": 32,
+        "--draws": 512,
+        "--json": FLAG,
+        "--quiet": FLAG,
+    },
     "specdec eval": {},
     "specdec eval acceptance": {
         "--model": "smollm2-135m",
@@ -130,6 +154,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         [],
         ["--help"],
         ["generate", "--help"],
+        ["verify", "--help"],
         ["eval", "--help"],
         ["eval", "acceptance", "--help"],
         ["models", "--help"],
@@ -147,7 +172,9 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert "Usage: specdec" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("args", [["--help"], ["generate", "--help"], ["eval", "acceptance", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["generate", "--help"], ["verify", "--help"], ["eval", "acceptance", "--help"]]
+)
 def test_help_answers_in_time(args: list[str]) -> None:
     """Under 0.3 s of the processor's time, which hardly depends on what else the machine does; the best of three."""
     times = []

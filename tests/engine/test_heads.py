@@ -12,7 +12,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.types import SamplingParams, SpeculationParams
 from tests.heads import head_engine, naive_head, tiny_eagle, tiny_medusa, tiny_target
-from tests.toys import generate, run, tokens
+from tests.toys import generate, tokens
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [12], [3, 1] * 8]
 TREES = [
@@ -152,26 +152,66 @@ def test_a_shorter_head_stops_drafting_and_says_so_once() -> None:
     assert tokens(outputs) == tokens(generate(head_engine(target), PROMPTS, params))
 
 
-def test_a_step_that_nobody_drafted_after_costs_drafts_and_nothing_else() -> None:
-    """An interrupt between commit and drafting loses a step's features: the head cannot go on, the request can."""
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("early", [False, True])
+def test_steps_whose_drafting_failed_are_caught_up(kind: str, error: type[BaseException], early: bool) -> None:
+    """For several steps in a row, among them the prompt's chunks or not: afterwards the head goes on as ever."""
     target = tiny_target()
-    head = tiny_eagle(target, "eagle3")
-    engine = head_engine(target, "eagle3", head)
-    params = SamplingParams(temperature=0, max_tokens=25)
-    engine.add_request("r", [1, 2, 3], params)
-    engine.step()
-    engine.step()
-    propose = engine.runner.propose
-    engine.runner.propose = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
+    method, head = make_head(target, kind)
+    engine = head_engine(target, method, head, max_num_batched_tokens=8)
+    params = SamplingParams(temperature=0, max_tokens=30)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(f"r{i}", prompt, params)
+    for _ in range(0 if early else 8):
         engine.step()
-    engine.runner.propose = propose
+    grow = engine.runner.proposers[method]._grower.grow
+    engine.runner.proposers[method]._grower.grow = lambda *_: (_ for _ in ()).throw(error("no"))
+    for _ in range(4):
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
+        else:
+            with pytest.warns(UserWarning, match="failed and gives no draft"):
+                engine.step()
+        check_head(engine, target, method, head)
+    engine.runner.proposers[method]._grower.grow = grow
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        outputs = run(engine)
-    assert (
-        outputs["r"].outputs[0].token_ids == generate(head_engine(target), [[1, 2, 3]], params)[0].outputs[0].token_ids
-    )
+        engine.step()
+        assert all(each.num_draft_computed_tokens >= each.num_computed_tokens for each in engine.scheduler.running)
+        outputs = finish(engine, target, method, head)
+    plain = generate(head_engine(target), PROMPTS, params)
+    assert [outputs[f"r{i}"].outputs[0].token_ids for i in range(5)] == [o.outputs[0].token_ids for o in plain]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_conversation_goes_on_from_blocks_whose_last_feature_is_there(kind: str) -> None:
+    """The second turn begins with all of the first; wherever that ended, no block without its feature is hit."""
+    target = tiny_target()
+    method, head = make_head(target, kind)
+    for length in range(3, 20):
+        engine = head_engine(target, method, head)
+        prompt = [1, 2, 3, 4, 5]
+        first = generate(engine, [prompt], SamplingParams(temperature=0, max_tokens=length))[0].outputs[0].token_ids
+        engine.add_request("second", [*prompt, *first, 6, 7, 8], SamplingParams(temperature=0, max_tokens=4))
+        engine.step()
+        assert check_head(engine, target, method, head)
+        engine.abort("second")
+
+
+def test_the_shortest_request_that_can_have_a_draft_does_not_disturb_others() -> None:
+    """The last token of its prompt is computed beside a draft for the only token before the last."""
+    target = tiny_target()
+    method, head = make_head(target, "eagle3")
+    engine = head_engine(target, method, head, k=3, max_num_batched_tokens=32)
+    engine.add_request("long", [i % 13 for i in range(31)], SamplingParams(temperature=0, max_tokens=60))
+    for _ in range(3):
+        engine.step()
+    engine.add_request("short", [5] * 29, SamplingParams(temperature=0, max_tokens=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finish(engine, target, method, head)
 
 
 @pytest.mark.parametrize("settings", TREES)

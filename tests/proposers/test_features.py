@@ -59,6 +59,8 @@ def test_after_a_hit_it_is_that_of_the_last_shared_block() -> None:
     store = make_store()
     compute(store, make_sequence(7, [4, 5, 6]), 0, 7)
     other = make_sequence(9, [4, 5, 9], index=1)
+    assert store.before(other, 6) is None, "the block may be anyone's"
+    other.num_hashed_blocks = 2
     states = TargetStates(6, 2)
     found = store.of_row(ScheduledRow(other, 6, 3), states, torch.tensor([[60.0], [70.0]], dtype=torch.float64))
     assert found is not None

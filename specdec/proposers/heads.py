@@ -1,0 +1,58 @@
+"""What the proposers of trained heads share: their settings, and a reduced vocabulary's logits over the target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specdec.proposers.growing import check_sample_method
+from specdec.proposers.shapes import TreeChoice
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """A trained head: `model` is its directory or file. `draft_vocab`, a file with a list of token ids, keeps only
+    those in the output matrix of a head that has them all.
+
+    With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
+    head's law; "greedy" always takes its likeliest tokens.
+    """
+
+    model: str | None = None
+    draft_vocab: str | None = None
+    draft_sample_method: str = "probabilistic"
+    tree: str = TreeChoice.tree
+    tree_nodes: int = TreeChoice.tree_nodes
+    tree_width: int = TreeChoice.tree_width
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"a draft head needs model, its directory or file (--draft-model); got {self.model!r}")
+        if self.draft_vocab is not None and (not isinstance(self.draft_vocab, str) or not self.draft_vocab):
+            raise ValueError(f"draft_vocab must be a file with a list of token ids; got {self.draft_vocab!r}")
+        check_sample_method(self.draft_sample_method)
+        TreeChoice(self.tree, self.tree_nodes, self.tree_width)
+
+    @property
+    def tree_choice(self) -> TreeChoice:
+        return TreeChoice(self.tree, self.tree_nodes, self.tree_width)
+
+    @property
+    def samples(self) -> bool:
+        return self.draft_sample_method == "probabilistic"
+
+    def num_nodes(self, num_speculative_tokens: int) -> int:
+        return self.tree_choice.num_nodes(num_speculative_tokens)
+
+
+def over_target(logits: torch.Tensor, draft_token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """A head's logits [n, Vd] over the target's vocabulary [n, vocab]: what the head lacks is -inf."""
+    if draft_token_ids is None and logits.shape[1] == vocab_size:
+        return logits
+    full = logits.new_full((logits.shape[0], vocab_size), float("-inf"))
+    if draft_token_ids is None:
+        full[:, : logits.shape[1]] = logits[:, :vocab_size]
+    else:
+        full[:, draft_token_ids] = logits
+    return full
