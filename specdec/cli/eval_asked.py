@@ -72,9 +72,11 @@ def _check_numbers(options: AcceptanceOptions) -> None:
 
 def _check_writable(name: str, path: Path | None) -> None:
     """A file that cannot be written is better known before the model runs."""
-    if path is None or path == TO_STANDARD_OUTPUT:
+    if path is None or (name == "json" and path == TO_STANDARD_OUTPUT):
         return
     option = f"--{name.replace('_', '-')}"
+    if path == TO_STANDARD_OUTPUT:
+        raise ValueError(f"{option} needs a file; only --json can be - for standard output")
     if not path.parent.is_dir():
         raise ValueError(f"{option}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -76,4 +76,5 @@ class Report:
             return f"interrupted: {len(self.checks)} checks were finished, and none failed"
         if self.empty:
             return f"NOT verified: {self.empty[0].name}: {self.empty[0].summary}"
-        return f"verified: {self.promise}"
+        untold = [check.name for check in self.checks if check.status == EMPTY]
+        return f"verified: {self.promise}" + (f"; too little to judge: {', '.join(untold)}" if untold else "")

@@ -1,8 +1,8 @@
 """Accepted, recovered and bonus tokens each by themselves: what verification promises of every kind, however it drafts.
 
 - A drafted token is drawn from the law that the proposer reports for it.
-- Rejection sampling keeps a chain's first token with probability min(1, target / draft), and of children without a
-  draft law one with the target's probability of them all.
+- Rejection sampling keeps the first of siblings with probability min(1, target / draft), and of siblings without a
+  draft law one with the target's probability of them all, at every position that it reaches.
 - A token recovered from a draft without a law has the target's law without what was tried; one recovered from a draft
   with a law comes from an excess of the target over the draft, so it is never one that the draft likes better.
 - A bonus token has the target's law.
@@ -21,11 +21,11 @@ from specdec.eval.chi_square import uniform_p_value
 from specdec.eval.draws import Draw, Laws, Look
 from specdec.eval.driving import plural
 from specdec.eval.verify_settings import LEAST_EXPECTED
-from specdec.eval.witness import Verification
+from specdec.eval.witness import Trial, Verification
 
 CELLS = 8
 ENOUGH = LEAST_EXPECTED * CELLS
-LEAST_VARIANCE = 10.0
+LEAST_VARIANCE = 25.0
 """Of a number of acceptances, for the normal approximation."""
 BLURRED = 1e-2
 """Above this p-value recovered tokens are said to fit a law; they are known not to fit the right one."""
@@ -40,21 +40,19 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class First:
-    """What a draft has for its first position: the tokens in the target's law, the only one's probability under the
-    draft's law if that was reported, and whether one of them was kept."""
+class Tried:
+    """A trial and its tokens in the target's law."""
 
     looks: tuple[Look, ...]
-    draft_prob: float | None
-    accepted: bool
+    trial: Trial
 
     @property
     def chance(self) -> float:
         """The probability of keeping one: without a law, the target's of all of them."""
-        target = sum(look.prob for look in self.looks)
-        if self.draft_prob is None:
+        target, draft_prob = sum(look.prob for look in self.looks), self.trial.draft_prob
+        if draft_prob is None:
             return min(1.0, target)
-        return min(1.0, target / self.draft_prob) if self.draft_prob > 0 else 1.0
+        return min(1.0, target / draft_prob) if draft_prob > 0 else 1.0
 
 
 @dataclass
@@ -66,7 +64,7 @@ class Kinds:
     num_accepted: int = 0
     recovered: list[Recovered] = field(default_factory=list)
     bonus: list[Look] = field(default_factory=list)
-    firsts: list[First] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
     draft_places: list[float] = field(default_factory=list)
 
     def ask(self, laws: Laws, sample: Draw) -> None:
@@ -75,7 +73,7 @@ class Kinds:
             self.num_drafts += 1
             self.num_accepted += verified.num_accepted
             self.draft_places += verified.draft_places
-            self._ask_first(laws, sample, verified)
+            self._ask_trials(laws, sample, verified)
             index = verified.index + verified.num_accepted
             if verified.is_recovered:
                 look = laws.ask(sample.before(index), sample.token_ids[index], verified.tried)
@@ -83,12 +81,10 @@ class Kinds:
             elif verified.is_bonus:
                 self.bonus.append(laws.ask(sample.before(index), sample.token_ids[index]))
 
-    def _ask_first(self, laws: Laws, sample: Draw, verified: Verification) -> None:
-        """Siblings with a law are kept with a probability that depends on all of them, and are left out."""
-        if verified.first_prob is None or len(verified.first_tokens) == 1:
-            text = sample.before(verified.index)
-            looks = tuple(laws.ask(text, token) for token in verified.first_tokens)
-            self.firsts.append(First(looks, verified.first_prob, verified.num_accepted > 0))
+    def _ask_trials(self, laws: Laws, sample: Draw, verified: Verification) -> None:
+        for index, trial in enumerate(verified.trials, verified.index):
+            text = sample.before(index)
+            self.tried.append(Tried(tuple(laws.ask(text, token) for token in trial.tokens), trial))
 
     def checks(self, verifier: str, level: float) -> list[Check]:
         """Those that apply, each at this error level."""
@@ -112,12 +108,12 @@ class Kinds:
 
     def _acceptance_check(self, level: float) -> Check:
         """Two-sided, by the normal approximation."""
-        expected = sum(first.chance for first in self.firsts)
-        variance = sum(first.chance * (1 - first.chance) for first in self.firsts)
-        accepted = sum(first.accepted for first in self.firsts)
+        expected = sum(each.chance for each in self.tried)
+        variance = sum(each.chance * (1 - each.chance) for each in self.tried)
+        accepted = sum(each.trial.is_kept for each in self.tried)
         enough = variance >= LEAST_VARIANCE
         p = math.erfc(abs(accepted - expected) / math.sqrt(2 * variance)) if enough else 1.0
-        what = f"{accepted:,} of {plural(len(self.firsts), 'draft')} kept their first token, {expected:,.1f} expected"
+        what = f"kept at {accepted:,} of {plural(len(self.tried), 'drafted position')}, {expected:,.1f} expected"
         faults = [f"{what} by the target's law and the draft's (p = {p:.1g})"] if p < level else []
         figures = {"p_value": p, "level": level, "num_accepted": accepted, "expected": expected}
         summary = f"{what}, p = {p:.2g}" if enough else f"{what}: too few chances to test"

@@ -22,7 +22,7 @@ from specdec.eval.draws import Drawn, Laws, Look, draw
 from specdec.eval.driving import Watch, plural
 from specdec.eval.kinds import Kinds
 from specdec.eval.reader import BuildEngine, Text
-from specdec.eval.verify_settings import ERROR_LEVEL, NUM_TESTS, Size
+from specdec.eval.verify_settings import LONGEST_DRAWN, TEST_LEVEL, Size
 from specdec.types import SamplingParams
 
 SMALL_DISTANCE = 0.05
@@ -49,7 +49,7 @@ class LawTest:
         """Draw, read the target's laws, and test."""
         config = self.engine.config
         longest = config.speculative[0].num_speculative_tokens
-        length = 1 + Size.of(self.num_draws, longest).num_tested
+        length = 1 + min(longest, LONGEST_DRAWN) + 1
         params = SamplingParams(temperature=self.temperature, max_tokens=length, ignore_eos=True, detokenize=False)
         drawn = draw(self.engine, self.contexts, params, self.num_draws, self.watch, self.seed)
         size = Size.of(len(drawn.draws), longest)
@@ -59,10 +59,11 @@ class LawTest:
         for sample in drawn.draws:
             if len(sample.token_ids) == length:  # a sample that failed is shorter, and told as a fault
                 kinds.ask(laws, sample)
-                looks.append([laws.ask(sample.before(i), sample.token_ids[i]) for i in range(1, length)])
+                tested = range(1, 1 + size.num_tested)
+                looks.append([laws.ask(sample.before(i), sample.token_ids[i]) for i in tested])
         if looks:
             laws.read(self.build, config, self.watch)
-        level = ERROR_LEVEL / NUM_TESTS
+        level = TEST_LEVEL
         verifier = "rejection" if config.verifier == "auto" else config.verifier
         return [*kinds.checks(verifier, level), _law_check(looks, drawn, kinds, size, level)]
 

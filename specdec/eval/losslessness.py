@@ -18,7 +18,7 @@ from specdec.eval.equality import Equality
 from specdec.eval.kv_check import KVCheck, answer_length
 from specdec.eval.law_test import LawTest
 from specdec.eval.reader import BuildEngine, Text
-from specdec.eval.verify_settings import ERROR_LEVEL, LONGEST_SAMPLE, Settings, check_settings, resolve
+from specdec.eval.verify_settings import ERROR_LEVEL, LONGEST_DRAWN, LONGEST_SAMPLE, Settings, check_settings, resolve
 from specdec.types import SamplingParams
 
 LONGEST_CONTEXT = 256
@@ -67,7 +67,13 @@ def verify_losslessness(
         "seed": settings.seed,
         "num_prompts": len(prompts),
     }
-    return Report(setup, _promise(verifier, prompts), tuple(checks), _not_run(verifier), interrupted)
+    return Report(
+        setup,
+        _promise(verifier, prompts),
+        tuple(checks),
+        _not_run(verifier, config.speculative[0].num_speculative_tokens),
+        interrupted,
+    )
 
 
 def contexts(prompts: Many[Text], longest: int) -> list[Text]:
@@ -100,7 +106,7 @@ def _promise(verifier: str, prompts: Many[Text]) -> str:
     return f"{verifier} verification keeps plain decoding's distribution, at an error level of {ERROR_LEVEL:g}, {on}"
 
 
-def _not_run(verifier: str) -> tuple[str, ...]:
+def _not_run(verifier: str, longest_draft: int) -> tuple[str, ...]:
     """Which checks do not apply."""
     if verifier == "greedy":
         return ("the law of sampled tokens: at temperature 0 nothing is sampled",)
@@ -109,7 +115,11 @@ def _not_run(verifier: str) -> tuple[str, ...]:
             "the law of sampled tokens: it follows from the same tokens",
             "greedy equality: the temperature is not 0",
         )
-    return (f"equality with plain decoding: {verifier} verification promises the distribution, not the tokens",)
+    notes = [f"equality with plain decoding: {verifier} verification promises the distribution, not the tokens"]
+    if longest_draft > LONGEST_DRAWN:
+        notes.append(f"acceptance beyond position {LONGEST_DRAWN} of a draft: samples are too short for it")
+    notes.append("independence of samples, and of later siblings in a tree of drawn children: only laws are tested")
+    return tuple(notes)
 
 
 @dataclass

@@ -13,10 +13,15 @@ ERROR_LEVEL = 1e-3
 """The probability that a lossless engine fails, over all tests of a run."""
 NUM_TESTS = 5
 """Among which the error level is shared: the law, and four of the kinds of token."""
+TEST_LEVEL = ERROR_LEVEL / NUM_TESTS / 2
+"""Of each: half its share, for with few samples in a cell the true level of a chi-square test is up to 1.7 times the
+nominal one (simulated at 5 a cell)."""
 DEEPEST = 2
-"""The longest draft that samples leave room for; its tokens and one more are tested."""
-LONGEST_SAMPLE = 1 + DEEPEST + 1
-"""Tokens of a sample at most: one that is never drafted, and those that are tested."""
+"""The longest draft whose tokens, and one more, are tested together."""
+LONGEST_DRAWN = 6
+"""The longest draft that samples leave room for: acceptance is tested at every position of it."""
+LONGEST_SAMPLE = 1 + LONGEST_DRAWN + 1
+"""Tokens of a sample at most: one that is never drafted, and those of a draft and one more."""
 MOST_SIDES = 4
 """Cells along each side of the cube of places."""
 

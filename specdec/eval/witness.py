@@ -30,6 +30,16 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What a draft held for one position that verification reached: without a law all siblings, else the first."""
+
+    tokens: tuple[int, ...]
+    draft_prob: float | None
+    """The first sibling under its reported law, if there is one."""
+    is_kept: bool
+
+
+@dataclass(frozen=True)
 class Verification:
     """What became of one draft."""
 
@@ -42,10 +52,8 @@ class Verification:
     """What was committed: the accepted tokens, then one more unless the sample ended with them."""
     tried: tuple[int, ...]
     """The drafted tokens that were rejected where the last token stands; none after a whole draft."""
-    first_tokens: tuple[int, ...]
-    """The drafted tokens for `index`, one where the draft is a chain."""
-    first_prob: float | None
-    """The first of them under its reported law, if there is one."""
+    trials: tuple[Trial, ...]
+    """One for each position from `index` on that was reached and drafted for."""
     draft_prob: float | None
     """The recovered token under the law that was reported for what was rejected there, if there are both."""
     draft_places: tuple[float, ...]
@@ -151,16 +159,18 @@ class Witness:
                 self.faults[f"token {token} at position {position} counts as accepted and was not drafted there"] = None
                 return
             path.append(following[0])
-        self.verified.append(self._verification(row, path[-1], num_accepted))
+        self.verified.append(self._verification(row, path, num_accepted))
 
-    def _verification(self, row: ScheduledRow, end: int, num_accepted: int) -> Verification:
-        """Of a row whose accepted path ends with node `end`."""
+    def _verification(self, row: ScheduledRow, path: Many[int], num_accepted: int) -> Verification:
+        """Of a row whose accepted nodes are `path`, after -1 for the last committed token."""
         sequence, draft = row.sequence, row.draft
         index = row.num_tokens - sequence.num_prompt_tokens
         token_ids = sequence.token_ids[row.num_tokens :]
-        tried, first = draft.children(end), draft.children(-1)
+        tried = draft.children(path[-1])
         probs = draft.draft_probs
-        is_recovered = bool(tried) and len(token_ids) > num_accepted
+        is_cut = len(token_ids) == num_accepted
+        is_recovered = bool(tried) and not is_cut
+        reached = path[:-1] if is_cut else path  # a sample that ended did not ask what follows
         return Verification(
             key=sequence.key,
             index=index,
@@ -168,8 +178,7 @@ class Witness:
             num_accepted=num_accepted,
             token_ids=tuple(token_ids),
             tried=tuple(draft.token_ids[child] for child in tried),
-            first_tokens=tuple(draft.token_ids[child] for child in first),
-            first_prob=None if probs is None else float(probs[first[0], draft.token_ids[first[0]]]),
+            trials=tuple(_trials(draft, reached, path[1:])),
             draft_prob=float(probs[tried[0], token_ids[-1]]) if probs is not None and is_recovered else None,
             draft_places=() if probs is None else tuple(self._draft_places(draft)),
         )
@@ -180,6 +189,20 @@ class Witness:
             parent = node - 1 if draft.parents is None else draft.parents[node]
             earlier = [draft.token_ids[child] for child in draft.children(parent) if child < node]
             yield place(draft.draft_probs[node].double(), token, self._coins.random(), earlier)
+
+
+def _trials(draft: Draft, reached: Many[int], accepted: Many[int]) -> Iterator[Trial]:
+    """At each node that was reached and has children, whether one was kept, or, with a law, the first."""
+    for depth, node in enumerate(reached):
+        children = draft.children(node)
+        if not children:
+            return
+        kept = accepted[depth] if depth < len(accepted) else None
+        if draft.draft_probs is None:
+            yield Trial(tuple(draft.token_ids[child] for child in children), None, kept is not None)
+        else:
+            token = draft.token_ids[children[0]]
+            yield Trial((token,), float(draft.draft_probs[children[0], token]), kept == children[0])
 
 
 def _same_law(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from specdec.eval.checks import FAILED, PASSED, Check
 from specdec.eval.driving import Watch
 from specdec.eval.law_test import LawTest
 from specdec.eval.losslessness import contexts
-from specdec.eval.verify_settings import ERROR_LEVEL, NUM_TESTS, Size
+from specdec.eval.verify_settings import TEST_LEVEL, Size
 from specdec.sampling import rejection
 from specdec.sampling.process import Span
 from specdec.types import Draft
@@ -127,7 +127,7 @@ def test_the_summary_tells_what_the_draws_can_show() -> None:
     checks = run(scripted(), config("draft", verifier="rejection"), draws=320)
     law = checks[-1]
     assert law.status == PASSED
-    assert law.figures["level"] == ERROR_LEVEL / NUM_TESTS
+    assert law.figures["level"] == TEST_LEVEL
     assert law.figures["num_draws"] == 320
     assert f"a distance of {law.figures['detectable_total_variation']:.2f}" in law.summary
     assert f"needs {law.figures['draws_needed']['0.05']:,} draws" in law.summary

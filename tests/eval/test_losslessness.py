@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,8 +16,9 @@ from specdec.eval.losslessness import contexts
 from specdec.eval.verify_settings import Settings, check_settings
 from specdec.proposers import growing
 from specdec.proposers.registry import PROPOSERS
-from specdec.sampling import block, coupled, rejection
+from specdec.sampling import block, coupled, rejection, trees
 from specdec.sampling.emission import law
+from specdec.sampling.process import Span
 from specdec.types import Verdict
 from tests.eval.tiny import config, layered, named, scripted, tiny_for, verify
 from tests.sampling.wrong import recover_from_next_row, subtract_drafted_token_only
@@ -112,6 +113,35 @@ def _next_row(logits: torch.Tensor, spans: Sequence[object], accepted: Sequence[
             row[tokens[count]] = float("-inf")
         weights.append(row)
     return torch.stack(weights)
+
+
+@pytest.mark.parametrize(("first", "k"), [(1, 3), (2, 4)])
+def test_acceptance_of_later_positions(first: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right at the first positions, and then whatever is drafted is kept."""
+    right = rejection.acceptance_probs
+
+    def keeps_later(logits: torch.Tensor, spans: Sequence[Span]) -> list[list[float]]:
+        return [[p if i < first else 1.0 for i, p in enumerate(own)] for own in right(logits, spans)]
+
+    monkeypatch.setattr(rejection, "acceptance_probs", keeps_later)
+    own = config("draft", verifier="rejection")
+    longer = replace(own.speculative[0], num_speculative_tokens=k)
+    report = verify(scripted(), replace(own, speculative=(longer,)), 0.8)
+    caught(report, "acceptance", "expected by the target's law and the draft's")
+
+
+def test_acceptance_of_drawn_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever hangs first under a node is kept."""
+
+    def keeps_all(target: torch.Tensor, token_ids: Sequence[int], probs: torch.Tensor) -> Iterator[trees.Trial]:
+        return ((1.0, target) for _ in token_ids)
+
+    monkeypatch.setattr(trees, "drawn_children", keeps_all)
+    own = config("draft", verifier="rejection")
+    shape = {"tree": "breadth", "tree_nodes": 6, "tree_width": 2}
+    shaped = replace(own.speculative[0], settings={**own.speculative[0].settings, **shape})
+    report = verify(scripted(), replace(own, speculative=(shaped,)), 0.8)
+    caught(report, "acceptance", "expected by the target's law and the draft's")
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])

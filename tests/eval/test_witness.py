@@ -72,11 +72,13 @@ def test_laws_are_those_of_the_draft(width: int) -> None:
     witness, _ = run(engine, SAMPLED)
     assert len(witness.verified) > 10
     for seen in witness.verified:
-        assert len(seen.first_tokens) == width
-        assert len(set(seen.first_tokens)) == width
+        assert seen.trials
+        assert all(len(trial.tokens) == 1 for trial in seen.trials), "the first of those with a law"
         assert all(0 <= place <= 1 for place in seen.draft_places)
-        assert seen.first_prob is not None
-        assert 0 < seen.first_prob <= 1
+        assert all(trial.draft_prob is not None and 0 < trial.draft_prob <= 1 for trial in seen.trials)
+        kept = sum(trial.is_kept for trial in seen.trials)
+        assert kept <= seen.num_accepted <= len(seen.trials)
+        assert width > 1 or kept == seen.num_accepted
         assert seen.is_recovered == (seen.draft_prob is not None)
 
 
