@@ -40,6 +40,17 @@ PROPOSER_OPTIONS = {
     "tree_width": ProposerOption("--tree-width", TREES),
 }
 """By key of the settings."""
+
+
+def stated_settings(options: Any) -> dict[str, Any]:
+    """What a command's options, which have a field for each of `PROPOSER_OPTIONS`, say of a proposer's settings."""
+    values = {
+        key: getattr(options, option.flag.removeprefix("--").replace("-", "_"))
+        for key, option in PROPOSER_OPTIONS.items()
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
 DEFAULT_NUM_SPECULATIVE_TOKENS = SpeculativeConfig().num_speculative_tokens
 
 

@@ -175,7 +175,7 @@ def _write(result: Result, options: AcceptanceOptions) -> None:
         from specdec.eval.report import render
 
         options.html.write_text(render(result), "utf-8")
-    if options.record_baseline is not None and not result.interrupted:
+    if options.record_baseline is not None and not result.interrupted and not result.failures:
         write(record(result), options.record_baseline)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specdec.cli.configure import PROPOSER_OPTIONS, build_config, takes
+from specdec.cli.configure import PROPOSER_OPTIONS, build_config, stated_settings, takes
 from specdec.cli.eval_options import AcceptanceOptions
 from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
 from specdec.eval.baseline import Baseline, read
@@ -43,6 +43,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
     _check_numbers(options)
     for name in ("json", "html", "record_baseline"):
         _check_writable(name, getattr(options, name))
+    _check_distinct(options)
     temperatures = _numbers("--temperature", options.temperature, float)
     batch_sizes = _numbers("--batch-sizes", options.batch_sizes, int) if options.timing_prompts else ()
     config, variants = _configure(options, given)
@@ -64,7 +65,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
 
 
 def _check_numbers(options: AcceptanceOptions) -> None:
-    for name, low in (("limit", 0), ("timing_prompts", 0), ("max_tokens", 2)):
+    for name, low in (("limit", 0), ("timing_prompts", 0), ("max_tokens", 3)):
         value = getattr(options, name)
         if value < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}; got {value}")
@@ -81,6 +82,19 @@ def _check_writable(name: str, path: Path | None) -> None:
         raise ValueError(f"{option}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{option}: {path} cannot be written")
+
+
+def _check_distinct(options: AcceptanceOptions) -> None:
+    """No file may be written over another, least of all the baseline that a run is compared with."""
+    taken: dict[Path, str] = {}
+    for name in ("baseline", "json", "html", "record_baseline"):
+        path = getattr(options, name)
+        if path is None or path == TO_STANDARD_OUTPUT:
+            continue
+        option, own = f"--{name.replace('_', '-')}", path.resolve()
+        if own in taken:
+            raise ValueError(f"{taken[own]} and {option} name the same file, {path}; give each its own")
+        taken[own] = option
 
 
 def _check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
@@ -148,12 +162,9 @@ def _check_lengths(lengths: Sequence[int | None]) -> None:
 
 def _proposer_settings(options: AcceptanceOptions, named: Sequence[str | None]) -> dict[str, Any]:
     """Keys of proposers' settings that options give. Where proposers are named, one of them must have each."""
-    settings = {}
-    for key, option in PROPOSER_OPTIONS.items():
-        value = getattr(options, option.flag.removeprefix("--").replace("-", "_"))
-        if value is None:
-            continue
-        settings[key] = value
+    settings = stated_settings(options)
+    for key in settings:
+        option = PROPOSER_OPTIONS[key]
         if named != [None] and not any(name in option.proposers for name in named):
             raise ValueError(f"{option.flag} is of {' and '.join(option.proposers)}, which --proposer does not name")
     return settings

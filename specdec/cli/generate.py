@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.configure import build_config, cover, speculation_of
+from specdec.cli.configure import build_config, cover, speculation_of, stated_settings
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, BadInput, bad_input, led_by, say, tell
 from specdec.cli.options import GenerateOptions, option_groups
 from specdec.cli.output import LEGEND, AnswerWriter, JsonWriter, StreamWriter, Writer, statistics
@@ -168,21 +168,9 @@ def _config(options: GenerateOptions, given: set[str]) -> EngineConfig:
         settings=settings,
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
-        proposer_settings=_proposer_settings(options),
+        proposer_settings=stated_settings(options),
         speculative_json=options.speculative_config,
     )
-
-
-def _proposer_settings(options: GenerateOptions) -> dict[str, Any]:
-    """The settings of a proposer that options of their own give."""
-    values = {
-        "model": options.draft_model,
-        "num_draft_layers": options.draft_layers,
-        "tree": options.tree,
-        "tree_nodes": options.tree_nodes,
-        "tree_width": options.tree_width,
-    }
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _prompts(options: GenerateOptions) -> list[Prompt]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.configure import PROPOSER_OPTIONS, build_config
+from specdec.cli.configure import build_config, stated_settings
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.generate import BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
@@ -111,17 +111,13 @@ def _silent(line: str) -> None:
 
 def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
     """Of the first proposer alone: it is the one that is verified."""
-    stated = {
-        key: getattr(options, option.flag.removeprefix("--").replace("-", "_"))
-        for key, option in PROPOSER_OPTIONS.items()
-    }
     names = ("model", "dtype", "max_model_len", "verifier")
     config = build_config(
         file=options.config,
         settings={name: getattr(options, name) for name in names if name in given},
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
-        proposer_settings={name: value for name, value in stated.items() if value is not None},
+        proposer_settings=stated_settings(options),
         speculative_json=options.speculative_config,
     )
     return replace(config, speculative=config.speculative[:1])

@@ -183,7 +183,7 @@ def test_draft_options_and_configurations_are_those_of_generate(tmp_path: Path) 
         (["--batch-sizes=100"], "--batch-sizes 100 is more than the engine's max_num_seqs (64)"),
         (["--batch-sizes=64", "-k", "32"], "--batch-sizes 64 with drafts of 32 tokens is more than the engine's "),
         (["--limit=-1"], "--limit must be at least 0; got -1"),
-        (["--max-tokens=1"], "--max-tokens must be at least 2; got 1"),
+        (["--max-tokens=2"], "--max-tokens must be at least 3; got 2"),
         (["--timing-prompts=-1"], "--timing-prompts must be at least 0; got -1"),
         (
             ["--proposer=ngram", "--draft-layers=2"],
@@ -195,6 +195,8 @@ def test_draft_options_and_configurations_are_those_of_generate(tmp_path: Path) 
             ["--batch-sizes=32", "--draft-layers=2", "--tree=breadth", "--tree-nodes=64"],
             "--batch-sizes 32 with drafts ",
         ),
+        (["--html=-"], "--html needs a file; only --json can be - for standard output"),
+        (["--json=x", "--html=x"], "--json and --html name the same file, x; give each its own"),
         (["--json=no/such/r.json"], "--json: there is no folder no/such"),
         (["--html=no/r.html"], "--html: there is no folder no"),
         (["--proposer=suffix", '--speculative-config={"method": "ngram"}'], "--proposer suffix contradicts --spec"),
