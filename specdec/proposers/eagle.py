@@ -16,8 +16,8 @@ from specdec.core.sequence import Sequence
 from specdec.models.eagle import FIRST_ENTRY, EagleHead
 from specdec.proposers.base import ProposalInput, ProposerContext, TargetStates, Wants
 from specdec.proposers.features import FeatureStore
-from specdec.proposers.growing import Grower, Growth, grown
-from specdec.proposers.heads import HeadSettings, over_target
+from specdec.proposers.growing import Grower, Growth, Vocabulary, grown
+from specdec.proposers.heads import HeadSettings
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
@@ -39,7 +39,13 @@ class EagleProposer:
         aux = self.head.aux_layers
         self.wants = Wants(hidden=not aux, aux_layers=aux, num_slots=shape.num_slots)
         self._grower = Grower(
-            context.method, shape, context.kernels, context.verifier, samples=settings.samples, keeps_kv=False
+            context.method,
+            shape,
+            context.kernels,
+            context.verifier,
+            samples=settings.samples,
+            keeps_kv=False,
+            vocabulary=Vocabulary.of(self.head.draft_token_ids, self.head.num_logits, context.vocab_size),
         )
         self._limit = LengthLimit("the draft head", self.head.max_model_len)
 
@@ -66,9 +72,9 @@ class EagleProposer:
             above = [growth.rows[growth.parents[node]] for growth in live for node in growth.frontier]
             batch = level_batch(live, self.kv.block_size, self.context.device)
             outputs = self.head.forward(batch, self.kv, outputs[above])
-            return self._logits(outputs)
+            return self.head.compute_logits(outputs)
 
-        drafts = self._grower.grow(growths, self._logits(outputs), step)
+        drafts = self._grower.grow(growths, self.head.compute_logits(outputs), step)
         # Only now: had anything failed, the next call would go on from where this one did.
         for sequence, own, features in zip(sequences, states, combined, strict=True):
             if own is not None and features is not None:
@@ -122,6 +128,3 @@ class EagleProposer:
             outputs.append(raw[batch.logits_indices])
             at += batch.num_tokens
         return torch.cat(outputs)
-
-    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        return over_target(self.head.compute_logits(outputs), self.head.draft_token_ids, self.context.vocab_size)

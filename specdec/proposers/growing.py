@@ -22,7 +22,7 @@ from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
 from specdec.proposers.shapes import TreeChoice, TreeShape
 from specdec.sampling.emission import law
-from specdec.sampling.process import SamplingRow, process_logits, reads_tokens
+from specdec.sampling.process import SamplingRow, asks_nothing, process_logits, reads_tokens
 from specdec.sampling.rng import NoiseKey, Stream, gumbel_top
 from specdec.types import MAX_DRAFT_NODES, Draft
 
@@ -194,20 +194,51 @@ def grown(choice: TreeChoice, num_speculative_tokens: int) -> Shape:
     return FixedShape(choice.shape(num_speculative_tokens))
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a draft can say, where that is less than the target can."""
+
+    token_ids: torch.Tensor  # int64 [Vd]   the target's id of each logit
+    size: int
+    """The target's."""
+
+    def over_target(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [n, Vd] over the target's vocabulary, [n, vocab]: what the draft lacks is -inf."""
+        full = logits.new_full((logits.shape[0], self.size), float("-inf"))
+        full[:, self.token_ids] = logits
+        return full
+
+    @staticmethod
+    def of(token_ids: torch.Tensor | None, num_logits: int, size: int) -> Vocabulary | None:
+        """None where the logits are the target's own vocabulary; without ids they are the first ones of it."""
+        if token_ids is not None:
+            return Vocabulary(token_ids, size)
+        return None if num_logits == size else Vocabulary(torch.arange(num_logits), size)
+
+
 Step = Callable[[list[Growth]], torch.Tensor]
-"""Logits [n, vocab] after each frontier node of the growths, in order."""
+"""Logits after each frontier node of the growths, in order: [n, vocab], or over the draft's own vocabulary."""
 
 
 class Grower:
     """Grows the drafts of one proposer."""
 
     def __init__(
-        self, name: str, shape: Shape, kernels: Kernels, verifier: str, *, samples: bool, keeps_kv: bool
+        self,
+        name: str,
+        shape: Shape,
+        kernels: Kernels,
+        verifier: str,
+        *,
+        samples: bool,
+        keeps_kv: bool,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.name = name
         self.shape = shape
         self.kernels = kernels
         self.keeps_kv = keeps_kv
+        self.vocabulary = vocabulary
         self.is_coupled = verifier == "coupled"
         self.draws = samples and (shape.draws or self.is_coupled)
 
@@ -230,13 +261,22 @@ class Grower:
         for row, (growth, node) in enumerate(nodes):
             growth.rows[node] = row
         ranks = [self.shape.ranks(growth, node) for growth, node in nodes]
-        processed = process_logits(logits, [_sampling_row(growth, node) for growth, node in nodes])
+        rows = [_sampling_row(growth, node) for growth, node in nodes]
+        if self.vocabulary is not None:
+            if all(map(asks_nothing, rows)):
+                self._add(nodes, self._likeliest(logits, ranks, self.vocabulary.token_ids))
+                return
+            logits = self.vocabulary.over_target(logits)
+        processed = process_logits(logits, rows)
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
         children = self._likeliest(processed, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
         if drawn:
             counts = [len(ranks[i]) for i in drawn]
             for i, own in zip(drawn, self._drawn(processed[drawn], [nodes[i] for i in drawn], counts), strict=True):
                 children[i] = own
+        self._add(nodes, children)
+
+    def _add(self, nodes: Many[tuple[Growth, int]], children: Many[Many[Child]]) -> None:
         for (growth, node), own in zip(nodes, children, strict=True):
             for place, child in enumerate(own):
                 growth.add(node, place, child)
@@ -245,8 +285,10 @@ class Grower:
         """Whether the draft samples; otherwise it takes the likeliest tokens."""
         return self.draws and not growth.sequence.request.params.is_greedy
 
-    def _likeliest(self, processed: torch.Tensor, ranks: Many[Many[int]]) -> list[list[Child]]:
-        """The tokens of the wanted ranks after each row of logits [n, vocab]."""
+    def _likeliest(
+        self, processed: torch.Tensor, ranks: Many[Many[int]], token_ids: torch.Tensor | None = None
+    ) -> list[list[Child]]:
+        """The tokens of the wanted ranks after each row of logits [n, vocab]; `token_ids` [vocab] names them."""
         width = min(max(max(own) for own in ranks) + 1, processed.shape[-1])
         if width == 1:
             tokens = self.kernels.argmax(processed)[:, None]
@@ -255,6 +297,8 @@ class Grower:
             best, tokens = processed.topk(width, dim=-1)
         if self.shape.needs_scores:
             best = best - processed.logsumexp(dim=-1, keepdim=True)
+        if token_ids is not None:
+            tokens = token_ids[tokens]
         return [
             [Child(row[rank], scores[rank], None) for rank in own if rank < width and math.isfinite(scores[rank])]
             for row, scores, own in zip(tokens.tolist(), best.tolist(), ranks, strict=True)

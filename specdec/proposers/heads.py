@@ -1,10 +1,8 @@
-"""What the proposers of trained heads share: their settings, and a reduced vocabulary's logits over the target's."""
+"""What the proposers of trained heads share: their settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 from specdec.proposers.growing import check_sample_method
 from specdec.proposers.shapes import TreeChoice
@@ -44,15 +42,3 @@ class HeadSettings:
 
     def num_nodes(self, num_speculative_tokens: int) -> int:
         return self.tree_choice.num_nodes(num_speculative_tokens)
-
-
-def over_target(logits: torch.Tensor, draft_token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """A head's logits [n, Vd] over the target's vocabulary [n, vocab]: what the head lacks is -inf."""
-    if draft_token_ids is None and logits.shape[1] == vocab_size:
-        return logits
-    full = logits.new_full((logits.shape[0], vocab_size), float("-inf"))
-    if draft_token_ids is None:
-        full[:, : logits.shape[1]] = logits[:, :vocab_size]
-    else:
-        full[:, draft_token_ids] = logits
-    return full

@@ -12,8 +12,8 @@ import torch
 from specdec.core.sequence import Sequence
 from specdec.models.medusa import MedusaHead
 from specdec.proposers.base import ProposalInput, ProposerContext, Wants
-from specdec.proposers.growing import ROOT, Grower, Growth, grown
-from specdec.proposers.heads import HeadSettings, over_target
+from specdec.proposers.growing import ROOT, Grower, Growth, Vocabulary, grown
+from specdec.proposers.heads import HeadSettings
 from specdec.step.kv_cache import KVCache
 from specdec.types import Draft
 
@@ -27,10 +27,15 @@ class MedusaProposer:
     def __init__(self, settings: HeadSettings, context: ProposerContext) -> None:
         assert isinstance(context.draft_model, MedusaHead)
         self.head: MedusaHead = context.draft_model
-        self.vocab_size = context.vocab_size
         shape = grown(settings.tree_choice, min(context.num_speculative_tokens, self.head.num_heads))
         self._grower = Grower(
-            context.method, shape, context.kernels, context.verifier, samples=settings.samples, keeps_kv=False
+            context.method,
+            shape,
+            context.kernels,
+            context.verifier,
+            samples=settings.samples,
+            keeps_kv=False,
+            vocabulary=Vocabulary.of(self.head.draft_token_ids, self.head.num_logits, context.vocab_size),
         )
 
     def forget(self, sequence: Sequence) -> None:
@@ -51,14 +56,13 @@ class MedusaProposer:
         if not hidden:
             return [*self._grower.grow(growths, torch.empty(0), _no_step)]
         logits = self.head.forward(torch.stack(hidden))  # [heads, n, Vd]
-        levels = [over_target(level, self.head.draft_token_ids, self.vocab_size) for level in logits]
         own = {id(growth): row for row, growth in enumerate(growth for growth in growths if growth.frontier)}
 
         def step(live: list[Growth]) -> torch.Tensor:
             depth = live[0].depth_of(live[0].frontier[0])
-            return levels[depth][[own[id(growth)] for growth in live for _ in growth.frontier]]
+            return logits[depth][[own[id(growth)] for growth in live for _ in growth.frontier]]
 
-        return [*self._grower.grow(growths, levels[0], step)]
+        return [*self._grower.grow(growths, logits[0], step)]
 
 
 def _no_step(live: list[Growth]) -> torch.Tensor:

@@ -122,6 +122,11 @@ def reads_tokens(row: SamplingRow) -> bool:
     return early or bool(row.bad_word_ids) or penalised(row.params)
 
 
+def asks_nothing(row: SamplingRow) -> bool:
+    """Whether `process_logits` leaves the row's logits as they are."""
+    return row.params.is_greedy and not _is_adjusted(row)
+
+
 def _is_adjusted(row: SamplingRow) -> bool:
     params = row.params
     return bool(params.logit_bias) or params.allowed_token_ids is not None or reads_tokens(row)
