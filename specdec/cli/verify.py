@@ -52,8 +52,8 @@ What is checked:
     scores of a position as verified and as plainly decoded.
   verifiers rejection and block: the law of the tokens after the first, by
     chi-square tests against the model's own probabilities. A lossless engine
-    fails at most once in 1,000 runs; what the draws can show is printed. That
-    drafted tokens have the law that is reported for them, that they are kept
+    fails at most once in 1,000 runs; what the draws can show is printed. Also
+    that drafted tokens have the law that is reported for them, that they are kept
     as often as they should be, and the laws of recovered and bonus tokens.
   always: cached state after rejections, preemptions and prefix hits is that
     of a fresh computation, the model's and the proposer's own; every draft
