@@ -165,7 +165,7 @@ class Runner:
         if moves:
             slots_from, slots_to = torch.tensor(moves, device=self.device).unbind(-1)
             for kv in caches:
-                kv.move(slots_from, slots_to)
+                kv.move(slots_from, slots_to, self.kernels)
 
     def _with_prompt_logprobs(self, verdicts: list[Verdict], hidden: torch.Tensor, batch: Batch) -> list[Verdict]:
         at = 0

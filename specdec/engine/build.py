@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig, cache_dir
 from specdec.engine.checkpoints import open_model
 from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
@@ -69,12 +69,24 @@ def load_models(config: EngineConfig, progress: Callable[[str], None] | None = N
     for proposer in config.speculative:
         check_settings(proposer)
     device = torch.device("cpu")
-    kernels = choose_backend(device.type)
     checkpoint, tokenizer = open_model(config.model, progress)
+    kernels = choose_backend(
+        device.type,
+        name=config.kernels,
+        dtype=checkpoint.config.dtype if config.dtype == "auto" else config.dtype,
+        folder=cache_dir() / "kernels",
+        num_threads=config.num_threads,
+        notify=progress,
+    )
     prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
     opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
     # Names, files and vocabularies are right: only now are weights read.
-    model = prepared.load(dtype=config.dtype, device=device)
+    model = prepared.load(
+        dtype=config.dtype,
+        device=device,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )
     drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
     own = [draft.model for draft in drafts.values() if isinstance(draft, DraftModel)]
     decoders = [model, *(each for each in own if isinstance(each, Decoder))]
@@ -91,7 +103,7 @@ def load_models(config: EngineConfig, progress: Callable[[str], None] | None = N
 def activation_bytes(model: Decoder, num_tokens: int) -> int:
     """An upper bound of a step's intermediate tensors: a few hidden states, one layer's projections and MLP, the
     scores of one chunk of queries, and the logits of one chunk of a prompt."""
-    config, element = model.config, model.kv_layout().dtype.itemsize
+    config, element = model.config, model.kernels.state_dtype(model.dtype).itemsize
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     inner = max(layer.moe.intermediate_size if layer.moe else config.intermediate_size for layer in config.layers)
     states = num_tokens * element * (6 * config.hidden_size + 3 * heads + 3 * inner)
