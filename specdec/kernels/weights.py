@@ -33,10 +33,6 @@ class QuantizedWeight:
         return torch.float32
 
     @property
-    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        return self.codes, self.scales, self.mins
-
-    @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.mins is None else self.mins.nbytes)
 

@@ -67,9 +67,9 @@ class Decoder(nn.Module):
         """Store the weights, loaded in `dtype`, as `scheme` says and as the kernels like them; the cache is to be in
         `kv_dtype`."""
         self._dtype, self._kv_dtype = dtype, kv_dtype
-        self.embed_tokens.pack(scheme.vocabulary)
+        self.embed_tokens.pack_weights(scheme.vocabulary)
         if self.lm_head is not None:
-            self.lm_head.pack(scheme.vocabulary)
+            self.lm_head.pack_weights(scheme.vocabulary)
         pack_parts(self.norm)
         pack_parts(self.layers, scheme.matrices)
 
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         self, batch: Batch, kv: KVCache, aux_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         hidden: torch.Tensor = self.embed(batch.token_ids)
-        rotations: list[Rotation] = [rope.tables for rope in self.ropes]
+        rotations: list[Rotation] = [(rope.get_buffer("cos"), rope.get_buffer("sin")) for rope in self.ropes]
         aux = {}
         for i, layer in enumerate(self.layers):
             if i in aux_layers:

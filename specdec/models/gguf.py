@@ -75,9 +75,9 @@ class GGUFCheckpoint:
         codes = self._file.read_codes(source.tensor)
         if codes is None or not source.interleaved_heads:
             return codes
-        return QuantizedWeight(
-            *(part if part is None else _in_halves(part, source.interleaved_heads) for part in codes.parts)
-        )
+        heads = source.interleaved_heads
+        mins = None if codes.mins is None else _in_halves(codes.mins, heads)
+        return QuantizedWeight(_in_halves(codes.codes, heads), _in_halves(codes.scales, heads), mins)
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor in Hugging Face's layout ([out, in] for a matrix), float32, owned by the caller."""

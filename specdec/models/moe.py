@@ -27,7 +27,7 @@ class Experts(nn.Module):
         self.gate_up_proj = meta_parameter(moe.num_experts, 2 * moe.intermediate_size, config.hidden_size)
         self.down_proj = meta_parameter(moe.num_experts, config.hidden_size, moe.intermediate_size)
 
-    def pack(self, quantize: Quantize | None) -> None:
+    def pack_weights(self, quantize: Quantize | None) -> None:
         for name in ("gate_up_proj", "down_proj"):
             matrices = getattr(self, name)
             replace_weight(self, name, tuple(packed(matrix, self.kernels, quantize) for matrix in matrices))

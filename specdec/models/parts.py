@@ -19,7 +19,7 @@ Quantize = Callable[[torch.Tensor], torch.Tensor | QuantizedWeight]
 class Packable(Protocol):
     """A part whose weights can take the form that its kernels are fastest with."""
 
-    def pack(self, quantize: Quantize | None) -> None:
+    def pack_weights(self, quantize: Quantize | None) -> None:
         """Let go of the weights as they were loaded. `quantize` None keeps their numbers."""
         ...
 
@@ -82,7 +82,7 @@ class Linear(nn.Module):
         """[T, in] -> [T, out]"""
         return self.kernels.linear(x, self.weight, self.bias)
 
-    def pack(self, quantize: Quantize | None) -> None:
+    def pack_weights(self, quantize: Quantize | None) -> None:
         replace_weight(self, "weight", packed(self.weight, self.kernels, quantize))
         if self.bias is not None:
             bias = self.bias.to(self.kernels.state_dtype(self.bias.dtype))
@@ -109,7 +109,7 @@ class Embedding(nn.Module):
         """int64 [T] -> [T, hidden]"""
         return self.kernels.embedding(token_ids, self.weight)
 
-    def pack(self, quantize: Quantize | None) -> None:
+    def pack_weights(self, quantize: Quantize | None) -> None:
         replace_weight(self, "weight", packed(self.weight, self.kernels, quantize))
 
 
@@ -127,6 +127,6 @@ class RMSNorm(nn.Module):
         """[..., size] -> [..., size]"""
         return self.kernels.rms_norm(x, self.weight, self.eps, self.unit_offset)
 
-    def pack(self, quantize: Quantize | None) -> None:
+    def pack_weights(self, quantize: Quantize | None) -> None:
         weight = self.weight.to(self.kernels.state_dtype(self.weight.dtype))
         self.weight = nn.Parameter(weight, requires_grad=False)

@@ -91,4 +91,4 @@ def pack_parts(module: nn.Module, quantize: Quantize | None = None) -> None:
     """Give every part's weights the form that its kernels are fastest with."""
     for part in module.modules():
         if isinstance(part, Packable):
-            part.pack(quantize)
+            part.pack_weights(quantize)

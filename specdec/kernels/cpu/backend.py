@@ -198,10 +198,12 @@ _ATTENDED = frozenset(INPUTS) - {"token_ids", "slot_mapping"}
 def _row_stride(x: torch.Tensor) -> int:
     """Elements from one row to the next of a float32 [T, ...] whose rows are contiguous."""
     assert x.dtype == torch.float32, f"states are float32 here, not {x.dtype}"
-    assert x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2]), "a row lies scattered"
+    assert x.stride(-1) == 1, "a row lies scattered"
+    assert x.dim() == 2 or x.stride(1) == x.shape[2], "a row lies scattered"
     return x.stride(0)
 
 
 def _floats(tensor: torch.Tensor) -> torch.Tensor:
-    assert tensor.dtype == torch.float32 and tensor.is_contiguous()
+    assert tensor.dtype == torch.float32
+    assert tensor.is_contiguous()
     return tensor

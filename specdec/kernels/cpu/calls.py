@@ -58,7 +58,8 @@ def fill_inputs(step: Step, inputs: StepInputs) -> None:
         step.inputs[i] = None if tensor is None else tensor.data_ptr()
     if inputs:
         lengths, tables = inputs[INPUTS.index("seq_lens")], inputs[INPUTS.index("block_tables")]
-        assert lengths is not None and tables is not None
+        assert lengths is not None
+        assert tables is not None
         step.rows, step.max_blocks = len(lengths), tables.shape[1]
 
 
