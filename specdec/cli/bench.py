@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from specdec.cli.bench_peers import peers
 from specdec.cli.bench_speed import curve, latency, throughput
 from specdec.cli.errors import bad_input
 from specdec.cli.progress import progress_line
@@ -54,5 +55,5 @@ def tree(model: str, tree_nodes: int, as_json: bool) -> None:
     click.echo(json.dumps(asdict(result)) if as_json else report(result))
 
 
-for command in (latency, throughput, curve):
+for command in (latency, throughput, curve, peers):
     bench.add_command(command)
