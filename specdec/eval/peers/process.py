@@ -29,16 +29,16 @@ class PeerProcess:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the worker. PeerLost if it cannot be started."""
-        self._held = ExitStack()
-        self._log = self._held.enter_context(tempfile.TemporaryFile())
         self._unread = b""
-        try:
-            self._process = subprocess.Popen(
-                argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
-            )
-        except OSError as error:
-            self._held.close()
-            raise PeerLost(f"cannot be started: {argv[0]}: {error.strerror or error}") from None
+        with ExitStack() as stack:
+            self._log = stack.enter_context(tempfile.TemporaryFile())
+            try:
+                self._process = subprocess.Popen(
+                    argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+                )
+            except OSError as error:
+                raise PeerLost(f"cannot be started: {argv[0]}: {error.strerror or error}") from None
+            self._held = stack.pop_all()
 
     def __enter__(self) -> PeerProcess:
         return self
@@ -56,6 +56,7 @@ class PeerProcess:
             raise PeerLost(self._last_words()) from None
         line = self._line(time.monotonic() + timeout_s)
         if line is None:
+            self._process.kill()
             raise PeerLost(f"no answer to {request['op']} within {timeout_s:g} s")
         try:
             reply = json.loads(line)
