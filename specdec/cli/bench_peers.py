@@ -135,7 +135,8 @@ def _peer_options() -> tuple[click.Option, ...]:
             multiple=True,
             help="An option of a peer; may be repeated. dtype (transformers, vllm), prompt_lookup=K (transformers, "
             "llama-cpp, openvino-genai), speculative_config, enforce_eager, kv_cache_gb (vllm), inference_precision "
-            "(openvino-genai), precision, how to call that of the weights (openvino-genai, onnxruntime-genai).",
+            "(openvino-genai), precision, how to call that of the weights (openvino-genai, onnxruntime-genai), "
+            "pad_token_id (onnxruntime-genai).",
         ),
         click.Option(
             ["--peer-threads"],

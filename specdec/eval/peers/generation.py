@@ -80,3 +80,9 @@ def left_padded(prompts: Sequence[Ids], padding: int) -> tuple[list[list[int]], 
     longest = max(map(len, prompts))
     rows = [[padding] * (longest - len(ids)) + list(ids) for ids in prompts]
     return rows, [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+
+
+def right_padded(prompts: Sequence[Ids], padding: int) -> list[list[int]]:
+    """Prompts as rows of one length, padded at their ends."""
+    longest = max(map(len, prompts))
+    return [list(ids) + [padding] * (longest - len(ids)) for ids in prompts]

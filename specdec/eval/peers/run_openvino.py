@@ -22,8 +22,9 @@ def load(asked: Load) -> OpenVinoPeer:
 
     scheduler = genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
-    scheduler.max_num_seqs = max(asked.max_batch, 1)
-    scheduler.cache_size = 1
+    scheduler.max_num_seqs = asked.max_batch
+    # As without a configuration of one's own: prompts are not cut.
+    scheduler.max_num_batched_tokens = asked.max_length * asked.max_batch
     lookup = int(asked.options.get("prompt_lookup", 0))
     settings: dict[str, Any] = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": asked.num_threads}
     if lookup:

@@ -36,6 +36,7 @@ class TransformersPeer:
         self.library = f"transformers {transformers.__version__}"
         self.precision = str(model.dtype).removeprefix("torch.")
         self._model = model
+        self._model.generation_config.eos_token_id = None  # answers go on after it, and may hold it
         self._prompt_lookup = prompt_lookup
 
     def generate(self, prompts: Sequence[Ids], max_tokens: int) -> Generation:
@@ -56,7 +57,6 @@ class TransformersPeer:
                 torch.tensor(rows),
                 attention_mask=torch.tensor(mask),
                 do_sample=False,
-                min_new_tokens=max_tokens,
                 max_new_tokens=max_tokens,
                 pad_token_id=0,
                 stopping_criteria=[look],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.eval.peers.generation import Generation, Stopwatch, left_padded
+from specdec.eval.peers.generation import Generation, Stopwatch, left_padded, right_padded
 
 
 def test_the_first_tokens_time_is_when_every_answer_has_one() -> None:
@@ -21,3 +21,7 @@ def test_without_tokens_there_is_no_first() -> None:
 
 def test_prompts_are_padded_to_the_left() -> None:
     assert left_padded([[1, 2, 3], [4]], 9) == ([[1, 2, 3], [9, 9, 4]], [[1, 1, 1], [0, 0, 1]])
+
+
+def test_prompts_are_padded_to_the_right() -> None:
+    assert right_padded([[1, 2, 3], [4]], 9) == [[1, 2, 3], [4, 9, 9]]
