@@ -18,7 +18,7 @@ def load(asked: Load) -> VllmPeer:
     asked.check_options(OPTIONS)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = asked.options.get("kv_cache_gb", "1")
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{asked.num_threads - 1}"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, processors()[: asked.num_threads]))
     from vllm import LLM
 
     speculative = asked.options.get("speculative_config")
@@ -33,6 +33,11 @@ def load(asked: Load) -> VllmPeer:
         speculative_config=None if speculative is None else json.loads(speculative),
     )
     return VllmPeer(model)
+
+
+def processors() -> list[int]:
+    """Those that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 class VllmPeer:
