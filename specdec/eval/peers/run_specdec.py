@@ -56,8 +56,15 @@ class SpecdecPeer:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=0)
         salt = str(next(self._calls))  # neither prefixes nor drafts come from earlier calls
         watch = Stopwatch(len(prompts))
-        for index, ids in enumerate(prompts):
-            self._engine.add_request(str(index), list(ids), params, cache_salt=salt)
+        try:
+            for index, ids in enumerate(prompts):
+                self._engine.add_request(str(index), list(ids), params, cache_salt=salt)
+            return watch.stop(self._answers(len(prompts), watch))
+        finally:
+            for index in range(len(prompts)):
+                self._engine.abort(str(index))
+
+    def _answers(self, count: int, watch: Stopwatch) -> list[list[int]]:
         answers: dict[str, list[int]] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
@@ -65,4 +72,4 @@ class SpecdecPeer:
                     raise ValueError(f"an answer failed: {error}")
                 answers[output.request_id] = output.outputs[0].token_ids
             watch.tokens(sum(map(len, answers.values())), sum(map(bool, answers.values())))
-        return watch.stop([answers[str(index)] for index in range(len(prompts))])
+        return [answers[str(index)] for index in range(count)]

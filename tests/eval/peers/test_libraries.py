@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,16 @@ def test_specdec_answers_as_its_engine_does_and_reuses_nothing(proposer: str) ->
         assert engine.runner.model.num_computed - before >= 14 + 2 * 19, "the prompts are computed again"
 
 
-def test_a_configuration_comes_back_as_it_was() -> None:
-    import json
+def test_specdec_goes_on_after_a_group_that_it_refused() -> None:
+    engine = toy_engine()
+    peer = SpecdecPeer(engine)
+    with pytest.raises(ValueError, match="300 tokens"):
+        peer.generate([[97], [98] * 300], 4)
+    assert not engine.has_unfinished_requests()
+    assert len(peer.generate([[97], [98]], 4).token_ids) == 2
 
+
+def test_a_configuration_comes_back_as_it_was() -> None:
     tree = SpeculativeConfig("draft", 6, {"num_draft_layers": 3, "tree": [[0], [0, 0]]})
     for config in (
         EngineConfig("m", seed=4, verifier="block", speculative=(tree,)),
