@@ -51,7 +51,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
         SamplingParams(temperature=temperature, max_tokens=options.max_tokens)
         check_verifier(config.verifier, temperature)
     nodes = max(num_nodes(entry) for entry in config.speculative)
-    _check_room(config, batch_sizes, nodes)
+    check_room(config, batch_sizes, nodes)
     return Asked(
         config=config,
         variants=variants,
@@ -97,7 +97,7 @@ def _check_distinct(options: AcceptanceOptions) -> None:
         taken[own] = option
 
 
-def _check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
+def check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
     """Every batch size must fit a step whole, with drafts of `nodes` tokens."""
     for size in batch_sizes:
         if size < 1:
