@@ -114,12 +114,12 @@ def curve_text(values: Values, config: EngineConfig, build: BuildEngine, tell: T
     rows = counts("--rows", values["rows"], MAX_DRAFT_NODES + 1)
     context = tuple((31 * i + 7) % 200 + 10 for i in range(values["context"]))
 
-    from specdec.eval.bench.bandwidth import BandwidthProbe, torch_reader
+    from specdec.eval.bench.bandwidth import BandwidthProbe, memory_reader
     from specdec.eval.bench.steps import config_for_steps, measure_steps
     from specdec.eval.bench.tables import curve_table
 
     engine = build(config_for_steps(replace(config, max_num_seqs=1), context, max(rows)), tell)
-    probe = BandwidthProbe(torch_reader(values["read_mib"]))
+    probe = BandwidthProbe(memory_reader(engine.runner.kernels, values["read_mib"]))
     result = measure_steps(engine, context, rows, values["rounds"], probe, tell)
     if not values["json"]:
         return curve_table(result)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from specdec.cli.configure import PROPOSER_OPTIONS, build_config, stated_settings, takes
 from specdec.cli.eval_options import AcceptanceOptions
+from specdec.cli.generate import ENGINE_OPTIONS
 from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
 from specdec.eval.baseline import Baseline, read
 from specdec.eval.prompts import EvalPrompt
@@ -176,7 +177,7 @@ def _config(
     """A configuration with one of the named proposers first, or with all that nobody had to name."""
     return build_config(
         file=options.config,
-        settings={name: getattr(options, name) for name in ("model", "dtype", "verifier") if name in given},
+        settings={name: getattr(options, name) for name in ENGINE_OPTIONS if name in given},
         proposer=proposer,
         num_speculative_tokens=length,
         proposer_settings={key: value for key, value in own.items() if proposer is None or takes(proposer, [key])},

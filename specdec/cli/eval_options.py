@@ -24,6 +24,10 @@ class AcceptanceOptions:
     model: str
     config: Path | None
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int | None
+    kernels: str
     proposer: str
     num_speculative_tokens: str
     draft_model: str | None
@@ -52,7 +56,7 @@ def acceptance_groups() -> dict[str, tuple[click.Option, ...]]:
     """Heading -> options, in the order of `--help`. What `generate` has too is the same here."""
     shared = {option.name: option for options in option_groups().values() for option in options}
     return {
-        "Model": (shared["model"], shared["config"], shared["dtype"]),
+        "Model": tuple(option for option in option_groups()["Model"] if option.name != "max_model_len"),
         "Speculation": (
             _list(
                 "--proposer",

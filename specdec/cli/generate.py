@@ -32,6 +32,10 @@ BuildEngine = Callable[[EngineConfig, Progress | None], "Engine"]
 ENGINE_OPTIONS = (
     "model",
     "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "num_threads",
+    "kernels",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER, TREES
-from specdec.config import DTYPES, VERIFIERS, EngineConfig
+from specdec.config import DTYPES, KERNELS, KV_CACHE_DTYPES, QUANTIZATIONS, VERIFIERS, EngineConfig
 from specdec.proposers.registry import PROPOSERS
 from specdec.types import SamplingParams
 
@@ -27,6 +27,10 @@ class GenerateOptions:
     model: str
     config: Path | None
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int | None
+    kernels: str
     max_model_len: int | None
     proposer: str
     num_speculative_tokens: int
@@ -124,6 +128,26 @@ def _model_options() -> tuple[click.Option, ...]:
         ),
         _text(
             "--dtype", metavar="NAME", default=defaults.dtype, help=f"{_or(DTYPES)}. auto is the checkpoint's own type."
+        ),
+        _text(
+            "--quantization",
+            metavar="NAME",
+            default=defaults.quantization,
+            help=f"{_or(QUANTIZATIONS)}. Weights in 8 or 4 bits, in groups of 32; gguf: in a .gguf file's own codes.",
+        ),
+        _text(
+            "--kv-cache-dtype",
+            metavar="NAME",
+            default=defaults.kv_cache_dtype,
+            help=f"{_or(KV_CACHE_DTYPES)}. auto is the type of the weights, bfloat16 if they are quantised.",
+        ),
+        _integer("--threads", "num_threads", unset="one a core", help="Threads that the model runs on."),
+        _text(
+            "--kernels",
+            metavar="NAME",
+            default=defaults.kernels,
+            help=f"{_or(KERNELS)}. native are compiled for this machine, once, and the same bits come out however many "
+            "rows share a step; reference is plain torch; auto is the first that can be had.",
         ),
         _integer("--max-model-len", unset="the model's own limit", help="Longest sequence, the prompt included."),
     )

@@ -21,6 +21,10 @@ class VerifyOptions:
     model: str
     config: Path | None
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int | None
+    kernels: str
     max_model_len: int | None
     proposer: str
     num_speculative_tokens: int

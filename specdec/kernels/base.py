@@ -126,6 +126,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def read(self, memory: torch.Tensor) -> None:
+        """Read all of a contiguous tensor, with the threads that everything else has: to see how fast memory is."""
+        ...
+
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """The first index of each row's maximum, [L, V] -> int64 [L]; a NaN counts as the maximum."""
         ...

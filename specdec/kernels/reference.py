@@ -213,6 +213,10 @@ def _attend(
     return (torch.softmax(scores, dim=-1).to(v.dtype) @ v).transpose(0, 1)
 
 
+def read(memory: torch.Tensor) -> None:
+    memory.amax()
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         # numpy's argmax is vectorised (0.9 ms against torch's 3.3 ms for 160 x 49,152) and has the same NaN rule.

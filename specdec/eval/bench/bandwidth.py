@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from specdec.kernels import Kernels
+
 Reader = Callable[[], int]
 """Reads memory once; how many bytes that were."""
 
@@ -19,12 +21,12 @@ DEFAULT_MIB = 512
 """Of the buffer: far more than caches hold."""
 
 
-def torch_reader(mebibytes: int = DEFAULT_MIB) -> Reader:
-    """Reads a buffer from end to end by looking for its largest number, with torch's threads."""
+def memory_reader(kernels: Kernels, mebibytes: int = DEFAULT_MIB) -> Reader:
+    """Reads a buffer from end to end, as the kernels do that the model runs on."""
     buffer = torch.ones(mebibytes * 2**20 // 4, dtype=torch.float32)
 
     def read() -> int:
-        buffer.amax()
+        kernels.read(buffer)
         return buffer.nbytes
 
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdec.engine import Engine
+from specdec.kernels import Weight
 from specdec.models.decoder import Decoder
 
 
@@ -13,10 +14,10 @@ def weight_bytes_read(engine: Engine, num_rows: int) -> int:
     weights = engine.memory.weight_bytes
     if not isinstance(model, Decoder):
         return weights
-    tables = [table for rope in model.ropes for table in rope.buffers()]
+    tables: list[Weight] = [table for rope in model.ropes for table in rope.buffers()]
     if model.lm_head is not None:
         tables.append(model.embed_tokens.weight)
-    return weights - sum(table.nbytes - min(num_rows, len(table)) * table[0].nbytes for table in tables)
+    return weights - sum(table.nbytes - min(num_rows, len(table)) * table.nbytes // len(table) for table in tables)
 
 
 def kv_bytes_read(engine: Engine, num_tokens: int) -> int:

@@ -41,12 +41,23 @@ def load(asked: Load) -> SpecdecPeer:
     return SpecdecPeer(Engine.from_config(config))
 
 
+def _precision(engine: Engine) -> str:
+    """Of the weights."""
+    from specdec.models.decoder import Decoder
+
+    model, quantization = engine.runner.model, engine.config.quantization
+    if quantization != "none":
+        return quantization
+    dtype = model.dtype if isinstance(model, Decoder) else model.kv_layout().dtype
+    return str(dtype).removeprefix("torch.")
+
+
 class SpecdecPeer:
     def __init__(self, engine: Engine) -> None:
         from specdec import __version__
 
         self.library = f"specdec {__version__}"
-        self.precision = str(engine.runner.kv.layout.dtype).removeprefix("torch.")
+        self.precision = _precision(engine)
         self._engine = engine
         self._calls = count()
 

@@ -8,9 +8,10 @@ import pytest
 
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
-from specdec.eval.bench.bandwidth import BandwidthProbe, torch_reader
+from specdec.eval.bench.bandwidth import BandwidthProbe, memory_reader
 from specdec.eval.bench.fixed_drafts import METHOD
 from specdec.eval.bench.steps import config_for_steps, measure_steps
+from specdec.kernels import reference
 from tests.eval.helpers import Clock, TimedModel, timed_model, toy_engine
 from tests.toys import make_engine
 
@@ -82,4 +83,4 @@ def test_the_configuration_has_the_drafts_alone() -> None:
 
 
 def test_reading_reads_all_of_the_buffer() -> None:
-    assert torch_reader(1)() == 2**20
+    assert memory_reader(reference, 1)() == 2**20
