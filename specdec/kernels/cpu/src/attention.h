@@ -21,8 +21,6 @@ inline constexpr i64 MAX_PAIRS = 48;  // queries times heads of one task
 inline constexpr int PAIR_TILE = 6;   // pairs times four vectors of sums: 24 registers
 inline constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-struct Rows;
-
 // What varies from step to step; the fields are those of `specdec.step.Batch`.
 struct StepRows {
     i64 count, max_blocks;
@@ -351,11 +349,11 @@ class AttentionWorker {
 #pragma GCC unroll 4
                 for (int v = 0; v < CHUNK_VECTORS; v++) keys[v] = load_pairs(reinterpret_cast<const u16*>(column + v * LANES));
 #pragma GCC unroll 6
-                for (int n = 0; n < N; n++)
+                for (int n = 0; n < N; n++) {
+                    const Pair pair = all_pair(reinterpret_cast<const u16*>(query + n * query_stride_ + w));
 #pragma GCC unroll 4
-                    for (int v = 0; v < CHUNK_VECTORS; v++)
-                        sums[n][v] =
-                            dot_pairs(sums[n][v], keys[v], reinterpret_cast<const u16*>(query + n * query_stride_ + w));
+                    for (int v = 0; v < CHUNK_VECTORS; v++) sums[n][v] = dot_pairs(sums[n][v], keys[v], pair);
+                }
             } else {
                 Floats keys[CHUNK_VECTORS];
 #pragma GCC unroll 4

@@ -46,18 +46,25 @@ inline i64 panel_bytes(i64 kind, i64 inputs) {
     }
 }
 
-// The rows of one product in the form that a kind of weights is multiplied with.
-struct Rows {
-    const float* x = nullptr;  // F32: as they came
-    i64 stride = 0;            // between rows, in elements of what is used
-    const u16* pairs = nullptr;
-    const i8* codes = nullptr;
-    const float* scales = nullptr;  // of each group, and beside it the sum of its codes
-    const float* sums = nullptr;
-    i64 groups = 0;
-};
+// How rows are taken together: `count` rows in blocks of ROW_BLOCK, whose inputs stay in the second cache while panels
+// pass by, and each block in tiles of equal size, at most `most` rows.
+inline constexpr i64 ROW_BLOCK = 96;
+inline constexpr i64 FLOAT_TILE = 12;  // rows times two vectors of sums, and two of weights: 26 registers of 32
+inline constexpr i64 QUANT_TILE = 6;   // each sum twice, in integers and in floats
 
-inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, float& sum) {
+inline i64 tile_rows(i64 kind) { return kind == F32 || kind == BF16 ? FLOAT_TILE : QUANT_TILE; }
+
+template <class F>
+inline void each_tile(i64 kind, i64 first, i64 last, F f) {
+    const i64 most = tile_rows(kind), tiles = (last - first + most - 1) / most;
+    for (i64 t = 0, m = first; t < tiles; t++) {
+        const i64 count = (last - m + tiles - t - 1) / (tiles - t);
+        f(m, count);
+        m += count;
+    }
+}
+
+inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, i32& sum) {
     float largest = 0;
     bool sound = true;
     for (i64 i = 0; i < n; i++) {
@@ -75,60 +82,79 @@ inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, float
     }
     // What is not a number must not become one: it spoils the row's result through the scale.
     scale = sound ? largest / 127.0f : bits<float>(0x7fc00000u);
-    sum = static_cast<float>(total);
+    sum = total;
 }
 
-// Where rows are rewritten for their weights: of a thread, or of all.
-struct InputBuffer {
-    std::vector<u16> pairs;
-    std::vector<i8> codes;
-    std::vector<float> scales, sums;
+// The rows of a product in the form that its weights are multiplied with. The rows of a tile lie together, one word of
+// 32 bits of each after the other: a float, two bfloat16 or four codes. With the codes of a group goes its scale and,
+// beside it, what its sum takes part as: for Q8 and Q8C an integer, -128 times the sum; for Q4 a float, scale times
+// the sum.
+struct Rows {
+    std::vector<u32> words;
+    std::vector<float> scales;
+    std::vector<u32> sums;
+    i64 width = 0, groups = 0;  // of one row: words, groups
 
-    Rows prepare(i64 kind, i64 inputs, i64 rows, const float* x, i64 stride) {
+    void prepare(i64 kind, i64 inputs, i64 rows) {
         const i64 k = padded_inputs(kind, inputs);
-        const i64 groups = kind == Q8C ? 1 : k / GROUP;
-        if (kind == F32) return {x, stride, nullptr, nullptr, nullptr, nullptr, 0};
-        if (kind == BF16) {
-            if (static_cast<i64>(pairs.size()) < rows * k) pairs.resize(static_cast<size_t>(rows * k));
-            return {nullptr, k, pairs.data(), nullptr, nullptr, nullptr, 0};
-        }
-        if (static_cast<i64>(codes.size()) < rows * k) codes.resize(static_cast<size_t>(rows * k));
-        if (static_cast<i64>(scales.size()) < rows * groups) {
-            scales.resize(static_cast<size_t>(rows * groups));
-            sums.resize(static_cast<size_t>(rows * groups));
-        }
-        return {nullptr, k, nullptr, codes.data(), scales.data(), sums.data(), groups};
+        width = kind == F32 ? k : kind == BF16 ? k / 2 : k / 4;
+        groups = kind == F32 || kind == BF16 ? 0 : kind == Q8C ? 1 : k / GROUP;
+        const auto grow = [](auto& v, i64 n) {
+            if (static_cast<i64>(v.size()) < n) v.resize(static_cast<size_t>(n));
+        };
+        grow(words, rows * width), grow(scales, rows * groups), grow(sums, rows * groups);
     }
 
-    // Fill rows [first, last) of what `prepare` laid out.
-    void fill(i64 kind, i64 inputs, i64 first, i64 last, const float* x, i64 stride) {
-        const i64 k = padded_inputs(kind, inputs);
-        for (i64 m = first; m < last; m++) {
-            const float* row = x + m * stride;
-            if (kind == BF16) {
-                u16* out = pairs.data() + m * k;
-                for (i64 i = 0; i < inputs; i++) out[i] = float_to_bf16(row[i]);
-                for (i64 i = inputs; i < k; i++) out[i] = 0;
-            } else if (kind != F32) {
-                const i64 size = kind == Q8C ? inputs : GROUP;
-                const i64 groups = kind == Q8C ? 1 : k / GROUP;
-                i8* out = codes.data() + m * k;
-                for (i64 g = 0; g < groups; g++) {
-                    const i64 count = std::min(size, inputs - g * size);
-                    quantize_group(row + g * size, count, out + g * size, scales[m * groups + g], sums[m * groups + g]);
-                }
-                for (i64 i = inputs; i < k; i++) out[i] = 0;
-            }
+    // Fill in the rows [first, last), all of `prepare`d ones being a block of `rows`.
+    void fill(i64 kind, i64 inputs, i64 rows, i64 first, i64 last, const float* x, i64 stride) {
+        for (i64 block = first / ROW_BLOCK * ROW_BLOCK; block < last; block += ROW_BLOCK)
+            each_tile(kind, block, std::min(rows, block + ROW_BLOCK), [&](i64 m, i64 count) {
+                for (i64 r = std::max(first, m); r < std::min(last, m + count); r++)
+                    fill_row(kind, inputs, x + r * stride, m, count, r - m);
+            });
+    }
+
+  private:
+    void fill_row(i64 kind, i64 inputs, const float* x, i64 tile, i64 count, i64 at) {
+        u32* out = words.data() + tile * width + at;
+        if (kind == F32) {
+            for (i64 i = 0; i < inputs; i++) out[i * count] = bits<u32>(x[i]);
+        } else if (kind == BF16) {
+            for (i64 i = 0; i < inputs / 2; i++)
+                out[i * count] = float_to_bf16(x[2 * i]) | static_cast<u32>(float_to_bf16(x[2 * i + 1])) << 16;
+            if (inputs % 2) out[inputs / 2 * count] = float_to_bf16(x[inputs - 1]);
+        } else {
+            const i64 size = kind == Q8C ? inputs : GROUP;
+            for (i64 g = 0; g < groups; g++) quantize(kind, x + g * size, std::min(size, inputs - g * size), tile, count, at, g);
         }
+    }
+
+    void quantize(i64 kind, const float* x, i64 n, i64 tile, i64 count, i64 at, i64 group) {
+        const i64 place = tile * groups + group * count + at;
+        const i64 group_words = kind == Q8C ? width : GROUP / 4;
+        u32* out = words.data() + tile * width + group * group_words * count + at;
+        i32 sum = 0;
+        float scale = 0;
+        if (kind != Q8C) {
+            alignas(64) i8 codes[GROUP] = {};
+            quantize_group(x, n, codes, scale, sum);
+            for (i64 i = 0; i < GROUP / 4; i++) std::memcpy(out + i * count, codes + 4 * i, 4);
+        } else {
+            std::vector<i8> codes(static_cast<size_t>(width * 4));
+            quantize_group(x, n, codes.data(), scale, sum);
+            for (i64 i = 0; i < width; i++) std::memcpy(out + i * count, codes.data() + 4 * i, 4);
+        }
+        scales[static_cast<size_t>(place)] = scale;
+        sums[static_cast<size_t>(place)] = kind == Q4 ? bits<u32>(scale * static_cast<float>(sum)) : bits<u32>(-128 * sum);
     }
 };
 
-// One tile: M rows from `m`, P panels from `w` (panel_stride apart) -> acc[M][2 * P] vectors.
+// One tile: M rows that lie at `x`, P panels from `w` (panel_stride apart) -> acc[M][2 * P] vectors.
 template <int M, int P>
-inline void tile_f32(const u8* w, i64 panel_stride, const Rows& rows, i64 m, i64 k, Floats (&acc)[M][2 * P]) {
-    const float* x = rows.x + m * rows.stride;
-    for (i64 i = 0; i < k; i++) {
+inline void tile_f32(const u8* w, i64 panel_stride, const u32* x, i64 width, Floats (&acc)[M][2 * P]) {
+    for (i64 i = 0; i < width; i++, x += M) {
         Floats column[2 * P];
+#pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const float* at = reinterpret_cast<const float*>(w + p * panel_stride) + i * PANEL;
             __builtin_prefetch(at + 8 * PANEL);
@@ -137,7 +163,7 @@ inline void tile_f32(const u8* w, i64 panel_stride, const Rows& rows, i64 m, i64
         }
 #pragma GCC unroll 16
         for (int r = 0; r < M; r++) {
-            const Floats value = all(x[r * rows.stride + i]);
+            const Floats value = all(bits<float>(x[r]));
 #pragma GCC unroll 8
             for (int v = 0; v < 2 * P; v++) acc[r][v] = fma(column[v], value, acc[r][v]);
         }
@@ -145,9 +171,8 @@ inline void tile_f32(const u8* w, i64 panel_stride, const Rows& rows, i64 m, i64
 }
 
 template <int M, int P>
-inline void tile_bf16(const u8* w, i64 panel_stride, const Rows& rows, i64 m, i64 k, Floats (&acc)[M][2 * P]) {
-    const u16* x = rows.pairs + m * rows.stride;
-    for (i64 i = 0; i < k / 2; i++) {
+inline void tile_bf16(const u8* w, i64 panel_stride, const u32* x, i64 width, Floats (&acc)[M][2 * P]) {
+    for (i64 i = 0; i < width; i++, x += M) {
         Pairs column[2 * P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
@@ -157,28 +182,31 @@ inline void tile_bf16(const u8* w, i64 panel_stride, const Rows& rows, i64 m, i6
             column[2 * p] = load_pairs(at), column[2 * p + 1] = load_pairs(at + 2 * LANES);
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < M; r++)
+        for (int r = 0; r < M; r++) {
+            const Pair pair = all_pair(reinterpret_cast<const u16*>(x + r));
 #pragma GCC unroll 8
-            for (int v = 0; v < 2 * P; v++) acc[r][v] = dot_pairs(acc[r][v], column[v], x + r * rows.stride + 2 * i);
+            for (int v = 0; v < 2 * P; v++) acc[r][v] = dot_pairs(acc[r][v], column[v], pair);
+        }
     }
 }
 
-// The integer sums of one group for M rows and one panel, codes of 8 bits.
+// Add the integer sums of one group for M rows and one panel, codes of 8 bits.
 template <int M>
-inline void group_q8(const u8* w, const i8* x, i64 stride, Ints (&sums)[M][2]) {
+inline void group_q8(const u8* w, const u32* x, Ints (&sums)[M][2]) {
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
         const Quads left = load_quads(w + q * 4 * PANEL), right = load_quads(w + q * 4 * PANEL + 4 * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
-            sums[r][0] = dot_quads(sums[r][0], left, x + r * stride + 4 * q);
-            sums[r][1] = dot_quads(sums[r][1], right, x + r * stride + 4 * q);
+            const Four four = all_four(reinterpret_cast<const i8*>(x + q * M + r));
+            sums[r][0] = dot_quads(sums[r][0], left, four);
+            sums[r][1] = dot_quads(sums[r][1], right, four);
         }
     }
 }
 
 template <int M>
-inline void group_q4(const u8* w, const i8* x, i64 stride, Ints (&sums)[M][2]) {
+inline void group_q4(const u8* w, const u32* x, Ints (&sums)[M][2]) {
 #pragma GCC unroll 4
     for (int q = 0; q < 4; q++) {
         const Quads left = load_quads(w + q * 4 * PANEL), right = load_quads(w + q * 4 * PANEL + 4 * LANES);
@@ -186,30 +214,28 @@ inline void group_q4(const u8* w, const i8* x, i64 stride, Ints (&sums)[M][2]) {
         const Quads right_low = low_nibbles(right), right_high = high_nibbles(right);
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
-            const i8* at = x + r * stride + 8 * q;
-            sums[r][0] = dot_quads(dot_quads(sums[r][0], left_low, at), left_high, at + 4);
-            sums[r][1] = dot_quads(dot_quads(sums[r][1], right_low, at), right_high, at + 4);
+            const Four first = all_four(reinterpret_cast<const i8*>(x + 2 * q * M + r));
+            const Four second = all_four(reinterpret_cast<const i8*>(x + (2 * q + 1) * M + r));
+            sums[r][0] = dot_quads(dot_quads(sums[r][0], left_low, first), left_high, second);
+            sums[r][1] = dot_quads(dot_quads(sums[r][1], right_low, first), right_high, second);
         }
     }
 }
 
 template <int M>
-inline void tile_q8(const u8* w, const Rows& rows, i64 m, Floats (&acc)[M][2]) {
-    for (i64 g = 0; g < rows.groups; g++, w += Q8_BLOCK) {
+inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* start, i64 groups, Floats (&acc)[M][2]) {
+    for (i64 g = 0; g < groups; g++, w += Q8_BLOCK, x += GROUP / 4 * M, scales += M, start += M) {
         for (int line = 0; line < 17; line++) __builtin_prefetch(w + 2 * Q8_BLOCK + 64 * line);
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         Ints sums[M][2];
+        // The codes are stored 128 too high.
+#pragma GCC unroll 8
+        for (int r = 0; r < M; r++) sums[r][0] = sums[r][1] = all_ints(bits<i32>(start[r]));
+        group_q8<M>(w, x, sums);
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
-            // The codes are stored 128 too high.
-            const float sum = rows.sums[(m + r) * rows.groups + g];
-            sums[r][0] = sums[r][1] = all_ints(-128 * static_cast<i32>(sum));
-        }
-        group_q8<M>(w, rows.codes + m * rows.stride + g * GROUP, rows.stride, sums);
-#pragma GCC unroll 8
-        for (int r = 0; r < M; r++) {
-            const Floats own = all(rows.scales[(m + r) * rows.groups + g]);
+            const Floats own = all(scales[r]);
             acc[r][0] = fma(to_floats(sums[r][0]), mul(left, own), acc[r][0]);
             acc[r][1] = fma(to_floats(sums[r][1]), mul(right, own), acc[r][1]);
         }
@@ -217,8 +243,8 @@ inline void tile_q8(const u8* w, const Rows& rows, i64 m, Floats (&acc)[M][2]) {
 }
 
 template <int M>
-inline void tile_q4(const u8* w, const Rows& rows, i64 m, Floats (&acc)[M][2]) {
-    for (i64 g = 0; g < rows.groups; g++, w += Q4_BLOCK) {
+inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* sum, i64 groups, Floats (&acc)[M][2]) {
+    for (i64 g = 0; g < groups; g++, w += Q4_BLOCK, x += GROUP / 4 * M, scales += M, sum += M) {
         for (int line = 0; line < 10; line++) __builtin_prefetch(w + 3 * Q4_BLOCK + 64 * line);
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL / 2);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
@@ -226,26 +252,24 @@ inline void tile_q4(const u8* w, const Rows& rows, i64 m, Floats (&acc)[M][2]) {
         Ints sums[M][2];
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) sums[r][0] = sums[r][1] = all_ints(0);
-        group_q4<M>(w, rows.codes + m * rows.stride + g * GROUP, rows.stride, sums);
+        group_q4<M>(w, x, sums);
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
-            const float own = rows.scales[(m + r) * rows.groups + g];
-            const Floats scaled = all(own), least = all(own * rows.sums[(m + r) * rows.groups + g]);
-            acc[r][0] = fma(to_floats(sums[r][0]), mul(left, scaled), fma(least_left, least, acc[r][0]));
-            acc[r][1] = fma(to_floats(sums[r][1]), mul(right, scaled), fma(least_right, least, acc[r][1]));
+            const Floats own = all(scales[r]), total = all(bits<float>(sum[r]));
+            acc[r][0] = fma(to_floats(sums[r][0]), mul(left, own), fma(least_left, total, acc[r][0]));
+            acc[r][1] = fma(to_floats(sums[r][1]), mul(right, own), fma(least_right, total, acc[r][1]));
         }
     }
 }
 
 template <int M>
-inline void tile_q8c(const u8* w, const Rows& rows, i64 m, i64 k, Floats (&acc)[M][2]) {
+inline void tile_q8c(const u8* w, const u32* x, const float* scales, const u32* start, i64 width, Floats (&acc)[M][2]) {
     Ints sums[M][2];
-    for (int r = 0; r < M; r++) sums[r][0] = sums[r][1] = all_ints(-128 * static_cast<i32>(rows.sums[m + r]));
-    for (i64 i = 0; i < k; i += GROUP, w += GROUP * PANEL)
-        group_q8<M>(w, rows.codes + m * rows.stride + i, rows.stride, sums);
+    for (int r = 0; r < M; r++) sums[r][0] = sums[r][1] = all_ints(bits<i32>(start[r]));
+    for (i64 i = 0; i < width; i += GROUP / 4, w += GROUP * PANEL, x += GROUP / 4 * M) group_q8<M>(w, x, sums);
     const float* scale = reinterpret_cast<const float*>(w);
     for (int r = 0; r < M; r++) {
-        const Floats own = all(rows.scales[m + r]);
+        const Floats own = all(scales[r]);
         acc[r][0] = mul(to_floats(sums[r][0]), mul(load(scale), own));
         acc[r][1] = mul(to_floats(sums[r][1]), mul(load(scale + LANES), own));
     }
@@ -281,57 +305,38 @@ inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 pa
     Floats acc[M][2 * P];
     for (auto& row : acc)
         for (auto& vector : row) vector = zero();
-    const i64 stride = panel_bytes(product.kind, product.inputs);
-    const i64 k = padded_inputs(product.kind, product.inputs);
+    const i64 stride = panel_bytes(product.kind, product.inputs), width = rows.width, groups = rows.groups;
     const u8* w = product.weights + panel * stride;
-    if constexpr (P == 1) {
-        if (product.kind == Q8) tile_q8<M>(w, rows, m, acc);
-        if (product.kind == Q4) tile_q4<M>(w, rows, m, acc);
-        if (product.kind == Q8C) tile_q8c<M>(w, rows, m, k, acc);
+    const u32 *x = rows.words.data() + m * width, *sums = rows.sums.data() + m * groups;
+    const float* scales = rows.scales.data() + m * groups;
+    if constexpr (P == 1 && M <= QUANT_TILE) {
+        if (product.kind == Q8) tile_q8<M>(w, x, scales, sums, groups, acc);
+        if (product.kind == Q4) tile_q4<M>(w, x, scales, sums, groups, acc);
+        if (product.kind == Q8C) tile_q8c<M>(w, x, scales, sums, width, acc);
     }
-    if (product.kind == F32) tile_f32<M, P>(w, stride, rows, m, k, acc);
-    if (product.kind == BF16) tile_bf16<M, P>(w, stride, rows, m, k, acc);
+    if (product.kind == F32) tile_f32<M, P>(w, stride, x, width, acc);
+    if (product.kind == BF16) tile_bf16<M, P>(w, stride, x, width, acc);
     write_tile<M, P>(product, m, panel, acc);
 }
 
-// All rows of [first_row, last_row) with the panels [first, last), in tiles of at most `Tile` rows.
-template <int Tile>
+template <int M>
 inline void product_rows(const Product& product, const Rows& rows, i64 m, i64 count, i64 panel) {
-    if (count >= Tile) return product_tile<Tile, 1>(product, rows, m, panel);
-    if constexpr (Tile > 1) product_rows<Tile - 1>(product, rows, m, count, panel);
+    if (count == M) return product_tile<M, 1>(product, rows, m, panel);
+    if constexpr (M > 1) product_rows<M - 1>(product, rows, m, count, panel);
 }
-
-inline constexpr i64 FLOAT_TILE = 12;   // rows times two vectors of sums, and two of weights: 26 registers of 32
-inline constexpr i64 QUANT_TILE = 6;    // each sum twice, in integers and in floats
-inline constexpr i64 ROW_BLOCK = 96;    // rows whose inputs stay in the second cache while panels pass by
 
 // The share of one thread: every row, panels [first, last).
 inline void multiply(const Product& product, const Rows& rows, i64 num_rows, i64 first, i64 last) {
     const bool is_float = product.kind == F32 || product.kind == BF16;
-    if (num_rows == 1 && is_float) {
-        // One row has too few sums to keep the multipliers busy: take several panels at once.
+    // One or two rows have too few sums to keep the multipliers busy: take several panels at once.
+    if (is_float && num_rows == 1)
         for (; first + 4 <= last; first += 4) product_tile<1, 4>(product, rows, 0, first);
-        for (; first < last; first++) product_tile<1, 1>(product, rows, 0, first);
-        return;
-    }
-    if (num_rows == 2 && is_float) {
+    if (is_float && num_rows == 2)
         for (; first + 2 <= last; first += 2) product_tile<2, 2>(product, rows, 0, first);
-    }
-    const i64 tile = is_float ? FLOAT_TILE : QUANT_TILE;
-    for (i64 block = 0; block < num_rows; block += ROW_BLOCK) {
-        const i64 end = std::min(num_rows, block + ROW_BLOCK);
-        for (i64 panel = first; panel < last; panel++) {
-            const i64 tiles = (end - block + tile - 1) / tile;
-            for (i64 t = 0, m = block; t < tiles; t++) {
-                const i64 count = (end - m + tiles - t - 1) / (tiles - t);  // tiles of equal size
-                if (is_float)
-                    product_rows<FLOAT_TILE>(product, rows, m, count, panel);
-                else
-                    product_rows<QUANT_TILE>(product, rows, m, count, panel);
-                m += count;
-            }
-        }
-    }
+    for (i64 block = 0; block < num_rows; block += ROW_BLOCK)
+        for (i64 panel = first; panel < last; panel++)
+            each_tile(product.kind, block, std::min(num_rows, block + ROW_BLOCK),
+                      [&](i64 m, i64 count) { product_rows<FLOAT_TILE>(product, rows, m, count, panel); });
 }
 
 // Row `n` of packed weights as floats.

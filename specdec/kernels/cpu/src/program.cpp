@@ -57,9 +57,9 @@ struct Context {
 
     Pool pool;
     std::mutex mutex;
-    std::vector<InputBuffer> buffers;
+    std::vector<Rows> buffers;
     std::vector<AttentionWorker> workers;
-    InputBuffer shared;
+    Rows shared;
     std::vector<AttentionPlan> plans;
     std::vector<Partial> partials;
     std::vector<float> sums;
@@ -108,7 +108,7 @@ class Execution {
         for (i64 i = 0; i < count_; i++) {
             const Op& op = ops_[i];
             if (op.code == LINEAR && step_.tokens > FEW_ROWS)
-                context_.shared.prepare(op.sizes[0], op.sizes[1], step_.tokens, nullptr, 0);
+                context_.shared.prepare(op.sizes[0], op.sizes[1], step_.tokens);
             if (op.code != ATTEND) continue;
             context_.counters[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
             if (plan_of(op)) continue;
@@ -146,13 +146,11 @@ class Execution {
         const i64 kind = op.sizes[0], inputs = op.sizes[1], stride = op.sizes[3], tokens = step_.tokens;
         const float* x = operand<float>(op, 0);
         const bool few = tokens <= FEW_ROWS;
-        InputBuffer& buffer = few ? context_.buffers[static_cast<size_t>(index)] : context_.shared;
-        const Rows rows = buffer.prepare(kind, inputs, tokens, x, stride);
-        if (kind != F32) {
-            const Share mine = few ? Share{0, tokens} : share(tokens, index, context_.pool.size());
-            buffer.fill(kind, inputs, mine.first, mine.last, x, stride);
-            if (!few) context_.pool.barrier().wait();
-        }
+        Rows& rows = few ? context_.buffers[static_cast<size_t>(index)] : context_.shared;
+        const Share mine = few ? Share{0, tokens} : share(tokens, index, context_.pool.size());
+        if (few) rows.prepare(kind, inputs, tokens);
+        rows.fill(kind, inputs, tokens, mine.first, mine.last, x, stride);
+        if (!few) context_.pool.barrier().wait();
         const Product product{kind, inputs, op.sizes[2], operand<u8>(op, 1), operand<float>(op, 2), operand<float>(op, 3),
                               op.sizes[4]};
         const Share panels = share((op.sizes[2] + PANEL - 1) / PANEL, index, context_.pool.size());

@@ -61,7 +61,8 @@ inline void write_entry(i64 cached, const float* x, i64 size, u8* out) {
         u16* rounded = reinterpret_cast<u16*>(out);
         for (i64 i = 0; i < size; i++) rounded[i] = float_to_bf16(x[i]);
     } else {
-        float scale, sum;
+        float scale;
+        i32 sum;
         quantize_group(x, size, reinterpret_cast<i8*>(out), scale, sum);
         std::memcpy(out + size, &scale, 4);
     }

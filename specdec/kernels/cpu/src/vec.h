@@ -51,6 +51,11 @@ inline float half_to_float(u16 x) {
     return sign ? -value : value;
 }
 
+// Two signed numbers as the 16-bit halves of a word.
+inline i32 halves(i8 low, i8 high) {
+    return static_cast<i32>((static_cast<u32>(low) & 0xffff) | static_cast<u32>(high) << 16);
+}
+
 // e^x with a relative error of about 1e-7, 0 below -87.3; written without branches so that loops of it vectorise.
 inline float exp_float(float x) {
     const float clamped = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
@@ -95,47 +100,49 @@ using Quads = __m512i;
 inline Quads load_quads(const u8* p) { return _mm512_loadu_si512(p); }
 inline Quads low_nibbles(Quads x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Quads high_nibbles(Quads x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
-// acc + the four products of a lane's unsigned bytes with the signed bytes of x, exact.
-inline Ints dot_quads(Ints acc, Quads w, const i8* x) {
+// The same four signed bytes in every lane; `dot_quads` adds their products with each lane's unsigned ones, exactly.
+#if defined(__AVX512VNNI__)
+using Four = __m512i;
+inline Four all_four(const i8* x) {
     i32 four;
     std::memcpy(&four, x, 4);
-#if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+    return _mm512_set1_epi32(four);
+}
+inline Ints dot_quads(Ints acc, Quads w, Four x) { return _mm512_dpbusd_epi32(acc, w, x); }
 #else
-    const u32 raw = static_cast<u32>(four);
+struct Four {
+    __m512i even, odd;
+};
+inline Four all_four(const i8* x) {
+    return {_mm512_set1_epi32(halves(x[0], x[2])), _mm512_set1_epi32(halves(x[1], x[3]))};
+}
+inline Ints dot_quads(Ints acc, Quads w, Four x) {
     const __m512i mask = _mm512_set1_epi32(0x00ff00ff);
     const __m512i even = _mm512_and_si512(w, mask), odd = _mm512_and_si512(_mm512_srli_epi16(w, 8), mask);
-    const auto pair = [](u32 low, u32 high) {
-        return _mm512_set1_epi32(static_cast<i32>((static_cast<u32>(static_cast<i32>(static_cast<i8>(low))) & 0xffff) |
-                                                  static_cast<u32>(static_cast<i32>(static_cast<i8>(high))) << 16));
-    };
-    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(even, pair(raw & 255, raw >> 16 & 255)));
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(odd, pair(raw >> 8 & 255, raw >> 24)));
-#endif
+    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(even, x.even));
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(odd, x.odd));
 }
+#endif
 
-// Pairs: 16 lanes of two bfloat16 each; `dot_pairs` adds the two products with the pair at x.
+// Pairs: 16 lanes of two bfloat16 each. A `Pair` is the same two in every lane; `dot_pairs` adds the two products.
 #if defined(__AVX512BF16__)
 struct Pairs {
     __m512i both;
 };
+using Pair = Pairs;
 inline Pairs load_pairs(const u16* p) { return {_mm512_loadu_si512(p)}; }
-inline Floats dot_pairs(Floats acc, Pairs w, const u16* x) {
+inline Pair all_pair(const u16* x) {
     i32 pair;
     std::memcpy(&pair, x, 4);
-    return _mm512_dpbf16_ps(acc, (__m512bh)w.both, (__m512bh)_mm512_set1_epi32(pair));
+    return {_mm512_set1_epi32(pair)};
 }
+inline Floats dot_pairs(Floats acc, Pairs w, Pair x) { return _mm512_dpbf16_ps(acc, (__m512bh)w.both, (__m512bh)x.both); }
 #else
-struct Pairs {
-    Floats even, odd;
-};
-inline Pairs load_pairs(const u16* p) {
+#define SPECDEC_SPLIT_PAIRS
+inline void split_pairs(const u16* p, Floats& even, Floats& odd) {
     const __m512i both = _mm512_loadu_si512(p);
     const __m512i mask = _mm512_set1_epi32(static_cast<i32>(0xffff0000));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), _mm512_castsi512_ps(_mm512_and_si512(both, mask))};
-}
-inline Floats dot_pairs(Floats acc, Pairs w, const u16* x) {
-    return fma(w.odd, all(bf16_to_float(x[1])), fma(w.even, all(bf16_to_float(x[0])), acc));
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, mask));
 }
 #endif
 
@@ -178,30 +185,28 @@ inline Quads low_nibbles(Quads x) {
     return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
 }
 inline Quads high_nibbles(Quads x) { return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
-inline Ints dot_quads(Ints acc, Quads w, const i8* x) {
-    const auto pair = [](i8 low, i8 high) {
-        return _mm256_set1_epi32(static_cast<i32>((static_cast<u32>(low) & 0xffff) | static_cast<u32>(high) << 16));
-    };
-    const __m256i mask = _mm256_set1_epi32(0x00ff00ff), evens = pair(x[0], x[2]), odds = pair(x[1], x[3]);
+struct Four {
+    __m256i even, odd;
+};
+inline Four all_four(const i8* x) {
+    return {_mm256_set1_epi32(halves(x[0], x[2])), _mm256_set1_epi32(halves(x[1], x[3]))};
+}
+inline Ints dot_quads(Ints acc, Quads w, Four x) {
+    const __m256i mask = _mm256_set1_epi32(0x00ff00ff);
     const auto half = [&](__m256i sum, __m256i four) {
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(four, mask), evens));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(four, 8), mask), odds));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(four, mask), x.even));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(four, 8), mask), x.odd));
     };
     return {half(acc.a, w.a), half(acc.b, w.b)};
 }
 
-struct Pairs {
-    Floats even, odd;
-};
-inline Pairs load_pairs(const u16* p) {
+#define SPECDEC_SPLIT_PAIRS
+inline void split_pairs(const u16* p, Floats& even, Floats& odd) {
     const Quads both = load_quads(reinterpret_cast<const u8*>(p));
     const __m256i mask = _mm256_set1_epi32(static_cast<i32>(0xffff0000));
-    const auto even = [](__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); };
-    const auto odd = [&](__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, mask)); };
-    return {{even(both.a), even(both.b)}, {odd(both.a), odd(both.b)}};
-}
-inline Floats dot_pairs(Floats acc, Pairs w, const u16* x) {
-    return fma(w.odd, all(bf16_to_float(x[1])), fma(w.even, all(bf16_to_float(x[0])), acc));
+    const auto low = [](__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); };
+    const auto high = [&](__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, mask)); };
+    even = {low(both.a), low(both.b)}, odd = {high(both.a), high(both.b)};
 }
 
 #else
@@ -259,22 +264,38 @@ inline Quads high_nibbles(Quads x) {
         for (u8& byte : lane) byte >>= 4;
     return x;
 }
-inline Ints dot_quads(Ints acc, const Quads& w, const i8* x) {
+struct Four {
+    i8 at[4];
+};
+inline Four all_four(const i8* x) { return {{x[0], x[1], x[2], x[3]}}; }
+inline Ints dot_quads(Ints acc, const Quads& w, Four x) {
     for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < 4; j++) acc.at[i] += w.at[i][j] * x[j];
+        for (int j = 0; j < 4; j++) acc.at[i] += w.at[i][j] * x.at[j];
     return acc;
 }
 
+#define SPECDEC_SPLIT_PAIRS
+inline void split_pairs(const u16* p, Floats& even, Floats& odd) {
+    even = each([=](int i) { return bf16_to_float(p[2 * i]); });
+    odd = each([=](int i) { return bf16_to_float(p[2 * i + 1]); });
+}
+
+#endif
+
+#ifdef SPECDEC_SPLIT_PAIRS
 struct Pairs {
     Floats even, odd;
 };
+using Pair = Pairs;
 inline Pairs load_pairs(const u16* p) {
-    return {each([=](int i) { return bf16_to_float(p[2 * i]); }), each([=](int i) { return bf16_to_float(p[2 * i + 1]); })};
+    Pairs pairs;
+    split_pairs(p, pairs.even, pairs.odd);
+    return pairs;
 }
-inline Floats dot_pairs(const Floats& acc, const Pairs& w, const u16* x) {
-    return fma(w.odd, all(bf16_to_float(x[1])), fma(w.even, all(bf16_to_float(x[0])), acc));
+inline Pair all_pair(const u16* x) { return {all(bf16_to_float(x[0])), all(bf16_to_float(x[1]))}; }
+inline Floats dot_pairs(const Floats& acc, const Pairs& w, const Pair& x) {
+    return fma(w.odd, x.odd, fma(w.even, x.even, acc));
 }
-
 #endif
 
 // The sum of the lanes in one fixed order.
