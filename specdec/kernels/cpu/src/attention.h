@@ -93,14 +93,15 @@ struct AttentionPlan {
     }
 };
 
-// The softmax of some scores, not yet divided: the largest score, the sum of weights, and the weighted values.
+// The softmax of some scores, not yet divided: the largest score, the sum of weights (0: nothing was seen), and the
+// weighted values.
 struct Partial {
     float largest, total;
 };
 
 inline void fold(Partial& into, float* acc, const Partial& next, const float* next_acc, i64 size) {
-    if (next.largest == NOTHING) return;
-    const float largest = next.largest > into.largest || next.largest != next.largest ? next.largest : into.largest;
+    if (next.total == 0) return;
+    const float largest = next.largest > into.largest ? next.largest : into.largest;
     const float a = exp_float(into.largest - largest), b = exp_float(next.largest - largest);
     into.largest = largest;
     into.total = into.total * a + next.total * b;
@@ -155,7 +156,7 @@ class AttentionWorker {
                 } else {
                     const i64 at = task.partial + i * chunks + c;
                     partials[at] = chunk_[i];
-                    if (chunk_[i].largest != NOTHING)
+                    if (chunk_[i].total != 0)
                         std::copy(chunk_acc(i), chunk_acc(i) + padded_, sums + at * padded_);
                 }
             }
@@ -376,9 +377,14 @@ class AttentionWorker {
         for (i64 j = 0; j < CHUNK; j++) w[j] *= op.scale;
         if (op.soft_cap > 0)
             for (i64 j = from; j < to; j++) w[j] = op.soft_cap * std::tanh(w[j] / op.soft_cap);
-        float largest = NOTHING;
-        for (i64 j = 0; j < CHUNK; j++) w[j] = j < from || j >= to ? NOTHING : w[j];
-        for (i64 j = from; j < to; j++) largest = w[j] > largest || w[j] != w[j] ? w[j] : largest;
+        std::fill(w, w + from, NOTHING), std::fill(w + to, w + CHUNK, NOTHING);
+        float most[LANES];
+        for (int l = 0; l < LANES; l++) most[l] = w[l];
+        for (i64 j = LANES; j < CHUNK; j += LANES)
+            for (int l = 0; l < LANES; l++) most[l] = w[j + l] > most[l] ? w[j + l] : most[l];
+        for (int width = LANES / 2; width; width /= 2)
+            for (int l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
+        const float largest = most[0];
         for (i64 j = 0; j < CHUNK; j++) w[j] = exp_float(w[j] - largest);
         Floats sum = load(w);
         for (int v = 1; v < CHUNK_VECTORS; v++) sum = add(sum, load(w + v * LANES));

@@ -93,19 +93,26 @@ struct Rows {
     std::vector<u32> words;
     std::vector<float> scales;
     std::vector<u32> sums;
-    i64 width = 0, groups = 0;  // of one row: words, groups
 
-    void prepare(i64 kind, i64 inputs, i64 rows) {
+    // Of one row: words, and groups.
+    static i64 width(i64 kind, i64 inputs) {
         const i64 k = padded_inputs(kind, inputs);
-        width = kind == F32 ? k : kind == BF16 ? k / 2 : k / 4;
-        groups = kind == F32 || kind == BF16 ? 0 : kind == Q8C ? 1 : k / GROUP;
+        return kind == F32 ? k : kind == BF16 ? k / 2 : k / 4;
+    }
+    static i64 groups(i64 kind, i64 inputs) {
+        return kind == F32 || kind == BF16 ? 0 : kind == Q8C ? 1 : padded_inputs(kind, inputs) / GROUP;
+    }
+
+    // Make room for so many rows.
+    void reserve(i64 kind, i64 inputs, i64 rows) {
         const auto grow = [](auto& v, i64 n) {
             if (static_cast<i64>(v.size()) < n) v.resize(static_cast<size_t>(n));
         };
-        grow(words, rows * width), grow(scales, rows * groups), grow(sums, rows * groups);
+        grow(words, rows * width(kind, inputs));
+        grow(scales, rows * groups(kind, inputs)), grow(sums, rows * groups(kind, inputs));
     }
 
-    // Fill in the rows [first, last), all of `prepare`d ones being a block of `rows`.
+    // Fill in the rows [first, last) of `rows`.
     void fill(i64 kind, i64 inputs, i64 rows, i64 first, i64 last, const float* x, i64 stride) {
         for (i64 block = first / ROW_BLOCK * ROW_BLOCK; block < last; block += ROW_BLOCK)
             each_tile(kind, block, std::min(rows, block + ROW_BLOCK), [&](i64 m, i64 count) {
@@ -116,7 +123,7 @@ struct Rows {
 
   private:
     void fill_row(i64 kind, i64 inputs, const float* x, i64 tile, i64 count, i64 at) {
-        u32* out = words.data() + tile * width + at;
+        u32* out = words.data() + tile * width(kind, inputs) + at;
         if (kind == F32) {
             for (i64 i = 0; i < inputs; i++) out[i * count] = bits<u32>(x[i]);
         } else if (kind == BF16) {
@@ -125,14 +132,15 @@ struct Rows {
             if (inputs % 2) out[inputs / 2 * count] = float_to_bf16(x[inputs - 1]);
         } else {
             const i64 size = kind == Q8C ? inputs : GROUP;
-            for (i64 g = 0; g < groups; g++) quantize(kind, x + g * size, std::min(size, inputs - g * size), tile, count, at, g);
+            for (i64 g = 0; g < groups(kind, inputs); g++) quantize(kind, inputs, x + g * size, tile, count, at, g);
         }
     }
 
-    void quantize(i64 kind, const float* x, i64 n, i64 tile, i64 count, i64 at, i64 group) {
-        const i64 place = tile * groups + group * count + at;
-        const i64 group_words = kind == Q8C ? width : GROUP / 4;
-        u32* out = words.data() + tile * width + group * group_words * count + at;
+    void quantize(i64 kind, i64 inputs, const float* x, i64 tile, i64 count, i64 at, i64 group) {
+        const i64 place = tile * groups(kind, inputs) + group * count + at, all = width(kind, inputs);
+        const i64 group_words = kind == Q8C ? all : GROUP / 4;
+        const i64 n = kind == Q8C ? inputs : std::min(GROUP, inputs - group * GROUP);
+        u32* out = words.data() + tile * all + group * group_words * count + at;
         i32 sum = 0;
         float scale = 0;
         if (kind != Q8C) {
@@ -140,9 +148,9 @@ struct Rows {
             quantize_group(x, n, codes, scale, sum);
             for (i64 i = 0; i < GROUP / 4; i++) std::memcpy(out + i * count, codes + 4 * i, 4);
         } else {
-            std::vector<i8> codes(static_cast<size_t>(width * 4));
+            std::vector<i8> codes(static_cast<size_t>(all * 4));
             quantize_group(x, n, codes.data(), scale, sum);
-            for (i64 i = 0; i < width; i++) std::memcpy(out + i * count, codes.data() + 4 * i, 4);
+            for (i64 i = 0; i < all; i++) std::memcpy(out + i * count, codes.data() + 4 * i, 4);
         }
         scales[static_cast<size_t>(place)] = scale;
         sums[static_cast<size_t>(place)] = kind == Q4 ? bits<u32>(scale * static_cast<float>(sum)) : bits<u32>(-128 * sum);
@@ -305,7 +313,8 @@ inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 pa
     Floats acc[M][2 * P];
     for (auto& row : acc)
         for (auto& vector : row) vector = zero();
-    const i64 stride = panel_bytes(product.kind, product.inputs), width = rows.width, groups = rows.groups;
+    const i64 stride = panel_bytes(product.kind, product.inputs);
+    const i64 width = Rows::width(product.kind, product.inputs), groups = Rows::groups(product.kind, product.inputs);
     const u8* w = product.weights + panel * stride;
     const u32 *x = rows.words.data() + m * width, *sums = rows.sums.data() + m * groups;
     const float* scales = rows.scales.data() + m * groups;

@@ -108,7 +108,7 @@ class Execution {
         for (i64 i = 0; i < count_; i++) {
             const Op& op = ops_[i];
             if (op.code == LINEAR && step_.tokens > FEW_ROWS)
-                context_.shared.prepare(op.sizes[0], op.sizes[1], step_.tokens);
+                context_.shared.reserve(op.sizes[0], op.sizes[1], step_.tokens);
             if (op.code != ATTEND) continue;
             context_.counters[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
             if (plan_of(op)) continue;
@@ -148,7 +148,7 @@ class Execution {
         const bool few = tokens <= FEW_ROWS;
         Rows& rows = few ? context_.buffers[static_cast<size_t>(index)] : context_.shared;
         const Share mine = few ? Share{0, tokens} : share(tokens, index, context_.pool.size());
-        if (few) rows.prepare(kind, inputs, tokens);
+        if (few) rows.reserve(kind, inputs, tokens);
         rows.fill(kind, inputs, tokens, mine.first, mine.last, x, stride);
         if (!few) context_.pool.barrier().wait();
         const Product product{kind, inputs, op.sizes[2], operand<u8>(op, 1), operand<float>(op, 2), operand<float>(op, 3),
