@@ -20,6 +20,7 @@ from specdec.engine import Engine
 from specdec.eval.driving import BrokenOff
 from specdec.eval.places import place
 from specdec.proposers.base import ProposalInput, Proposer, Wants
+from specdec.proposers.outside import one_line
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.model import Model
@@ -299,7 +300,7 @@ class _SeenProposer:
         try:
             drafts = self._inner.propose(sequences, inp)
         except Exception as error:
-            self._witness.proposer_errors[f"the proposer failed: {type(error).__name__}: {error}"] = None
+            self._witness.proposer_errors[f"the proposer failed: {one_line(error)}"] = None
             raise
         self._witness.propose(sequences, drafts)
         return drafts
