@@ -52,12 +52,15 @@ What is checked:
     scores of a position as verified and as plainly decoded.
   verifiers rejection and block: the law of the tokens after the first, by
     chi-square tests against the model's own probabilities. A lossless engine
-    fails at most once in 1,000 runs; what the draws can show is printed. Also
+    fails at most once in 1,000 runs. What the draws can show is printed, as a
+    distance between the laws of the test's cells: these pool tokens and
+    prompts, so that the laws of the tokens themselves may be further apart. Also
     that drafted tokens have the law that is reported for them, that they are kept
     as often as they should be, and the laws of recovered and bonus tokens.
   always: cached state after rejections, preemptions and prefix hits is that
     of a fresh computation, the model's and the proposer's own; every draft
     was verified where it was proposed for.
+  The last line names what was too rare to judge or never happened.
 
 \b
 Exit codes: 0 verified; 1 not lossless, or nothing was drafted that could have

@@ -29,6 +29,8 @@ class Check:
     notes: tuple[str, ...] = ()
     is_needed: bool = True
     """Whether a run in which it is empty verifies nothing."""
+    unseen: tuple[str, ...] = ()
+    """What the check is about and never happened, so that nothing is known of it."""
     broke_down: bool = False
     """Whether it came to no end, so that nothing is known."""
 
@@ -41,11 +43,12 @@ class Check:
         figures: Mapping[str, Any],
         *,
         notes: Sequence[str] = (),
+        unseen: Sequence[str] = (),
         is_needed: bool = False,
     ) -> Check:
         """Failed with any fault, empty without anything that could be judged."""
         status = FAILED if faults else PASSED if num_judged else EMPTY
-        return Check(name, status, summary, tuple(faults), figures, tuple(notes), is_needed)
+        return Check(name, status, summary, tuple(faults), figures, tuple(notes), is_needed, tuple(unseen))
 
     @staticmethod
     def broken(name: str, error: Exception) -> Check:
@@ -91,4 +94,6 @@ class Report:
         if self.empty:
             return f"NOT verified: {self.empty[0].name}: {self.empty[0].summary}"
         untold = [check.name for check in self.checks if check.status == EMPTY]
-        return f"verified: {self.promise}" + (f"; too little to judge: {', '.join(untold)}" if untold else "")
+        never = dict.fromkeys(each for check in self.checks for each in check.unseen)
+        line = f"verified: {self.promise}" + (f"; too little to judge: {', '.join(untold)}" if untold else "")
+        return line + (f"; never happened: {', '.join(never)}" if never else "")

@@ -26,6 +26,7 @@ from specdec.eval.verify_settings import LONGEST_DRAWN, TEST_LEVEL, Size
 from specdec.types import SamplingParams
 
 SMALL_DISTANCE = 0.05
+POOLED = "cells pool tokens and prompts, and the tokens' own laws may be further apart"
 CHAIN_BYTES = 512 * 2**20
 """Of draft laws that are held until the target's are read, for block verification: some 900 drafts of 4 tokens with a
 vocabulary of 49,152."""
@@ -91,8 +92,8 @@ def _law_check(looks: Many[Many[Look]], drawn: Drawn, kinds: Kinds, size: Size, 
     needed = draws_needed(SMALL_DISTANCE, size.num_cells, level)
     summary = (
         f"p = {p:.2g} for tokens 2 to {1 + size.num_tested} of {plural(size.num_draws, 'draw')} in {size.num_cells} "
-        f"cells (fails below {level:g}; {POWER:.0%} of runs would show a distance of {seen:.2f}; {SMALL_DISTANCE:g} "
-        f"needs {needed:,} draws); of {plural(kinds.num_drafts, 'draft')} {kinds.num_accepted:,} tokens accepted, "
+        f"cells (fails below {level:g}; {POWER:.0%} of runs would show a distance of {seen:.2f} between the laws of "
+        f"the cells, {SMALL_DISTANCE:g} needs {needed:,} draws; {POOLED}); of {plural(kinds.num_drafts, 'draft')} {kinds.num_accepted:,} tokens accepted, "
         f"{len(kinds.recovered):,} recovered, {len(kinds.bonus):,} bonus"
     )
     if not kinds.num_drafts and not faults:

@@ -25,7 +25,7 @@ from specdec.sampling.process import Span
 from specdec.types import Draft, ProposerWarning, Verdict
 from tests.eval.tiny import Tiny, config, layered, named, scripted, tiny_for, verify
 from tests.sampling.wrong import recover_from_next_row, subtract_drafted_token_only
-from tests.toys import RandomProposer
+from tests.toys import RandomProposer, ScriptedModel
 
 METHODS = sorted(set(PROPOSERS) - {"none"})
 CASES = [("auto", 0.0), ("coupled", 0.8), ("rejection", 0.8), ("block", 0.8)]
@@ -265,6 +265,27 @@ def test_nothing_drafted_verifies_nothing() -> None:
     assert not report.is_verified
     assert named(report, "greedy equality").status == EMPTY
     assert report.verdict.startswith("NOT verified: greedy equality: no draft was verified in")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_never_happened_is_in_the_last_line(temperature: float) -> None:
+    """Every drafted token is wrong, as far as the target has a say."""
+
+    class Wrong(RandomProposer):
+        def propose(self, sequences: Sequence[Sample], inp: ProposalInput) -> list[Draft]:
+            return [Draft((12,) * length) for length in inp.lengths]
+
+    right = scripted().target
+    assert isinstance(right, ScriptedModel)
+    bias = torch.tensor([0.0] * 12 + [-40.0])
+    target = ScriptedModel(lambda prefix: (right.logits(prefix) + bias).numpy(), 13)
+    report = verify(Tiny(target, own={"wrong": lambda: Wrong(13)}), config("wrong", verifier="auto"), temperature)
+    assert report.is_verified
+    assert "never happened: " in report.verdict
+    assert "a draft that was accepted whole" in report.verdict
+    assert temperature or "an accepted drafted token (so no row after one, no bonus row" in report.verdict
+    everything = verify(scripted(), config("suffix"))
+    assert "never happened" not in everything.verdict
 
 
 @pytest.mark.parametrize(("after", "names"), [(3, []), (60, [])])
