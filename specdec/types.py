@@ -208,7 +208,7 @@ class Request:
 
 
 class ProposerWarning(UserWarning):
-    """A proposer failed, and cost no more than its drafts. Two of one `kind` tell of the same fault."""
+    """A proposer failed, or can draft no further, which costs its drafts alone. Two of one `kind` tell of the same."""
 
     def __init__(self, message: str, kind: tuple[str, ...]) -> None:
         super().__init__(message)

@@ -20,6 +20,7 @@ from specdec.cli.eval_options import AcceptanceOptions, acceptance_groups
 from specdec.cli.generate import BuildEngine, GroupedCommand, build_with_progress, load_engine
 from specdec.cli.progress import bar, progress_line
 from specdec.cli.run import interruptible
+from specdec.cli.warned import proposer_warnings
 from specdec.eval.baseline import Conditions, check_comparable, compare, record, write
 from specdec.eval.results import FORMULAS, Result, to_json
 
@@ -106,7 +107,7 @@ def run_acceptance(options: AcceptanceOptions, given: set[str], build_engine: Bu
         plan = _plan(engine, asked, options)
     if plan.skipped and not options.quiet:
         say(f"note: {len(plan.skipped)} prompts are too long for {options.max_tokens} tokens after them; left out")
-    with _progress(options.quiet) as show, interruptible() as stopped:
+    with proposer_warnings(hold=True), _progress(options.quiet) as show, interruptible() as stopped:
         result = evaluate(engine, plan, command, load=load, show=show, stopped=stopped)
     if asked.baseline is not None and not result.interrupted:
         result = replace(result, regressions=compare(asked.baseline, result))

@@ -20,6 +20,7 @@ from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, engine_prompt, from_argument, from_file, without_template
 from specdec.cli.run import interruptible
 from specdec.cli.verify_options import VerifyOptions, verify_groups
+from specdec.cli.warned import proposer_warnings
 from specdec.config import EngineConfig, calm_threads
 from specdec.eval.checks import Check, Report
 from specdec.eval.verify_settings import check_settings
@@ -100,7 +101,8 @@ def run_verify(options: VerifyOptions, given: set[str], build_engine: BuildEngin
         config = _config(options, given)
         check_settings(config, options.settings)
         prompts = _prompts(options)
-    with nullcontext(_silent) if options.quiet else progress_line() as tell, interruptible() as stopped:
+    progress = nullcontext(_silent) if options.quiet else progress_line()
+    with proposer_warnings(hold=True), progress as tell, interruptible() as stopped:
         report = _verify(options, config, prompts, build_engine, tell, stopped)
     _write(report, options, time.perf_counter() - start)
     if report.interrupted:

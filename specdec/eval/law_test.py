@@ -93,8 +93,8 @@ def _law_check(looks: Many[Many[Look]], drawn: Drawn, kinds: Kinds, size: Size, 
     summary = (
         f"p = {p:.2g} for tokens 2 to {1 + size.num_tested} of {plural(size.num_draws, 'draw')} in {size.num_cells} "
         f"cells (fails below {level:g}; {POWER:.0%} of runs would show a distance of {seen:.2f} between the laws of "
-        f"the cells, {SMALL_DISTANCE:g} needs {needed:,} draws; {POOLED}); of {plural(kinds.num_drafts, 'draft')} {kinds.num_accepted:,} tokens accepted, "
-        f"{len(kinds.recovered):,} recovered, {len(kinds.bonus):,} bonus"
+        f"the cells, {SMALL_DISTANCE:g} needs {needed:,} draws; {POOLED}); of {plural(kinds.num_drafts, 'draft')} "
+        f"{kinds.num_accepted:,} tokens accepted, {len(kinds.recovered):,} recovered, {len(kinds.bonus):,} bonus"
     )
     if not kinds.num_drafts and not faults:
         summary = f"no draft was verified in {plural(size.num_draws, 'draw')}: give prompts that are drafted for"
