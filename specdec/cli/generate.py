@@ -56,8 +56,8 @@ Examples:
    "outputs": [{"text", "token_ids", "finish_reason", "stop_reason",
                 "logprobs"}],
    "num_cached_tokens",
-   "speculation": {"proposer", "verifier", "exactness",
-                   "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+   "speculation": {"proposer", "num_speculative_tokens", "verifier",
+                   "exactness", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
                    "accepted_per_position", "mean_acceptance_length",
                    "provenance"},
    "timing": {"load_s", "ttft_s", "decode_s", "decode_tokens_per_s"}}

@@ -139,10 +139,10 @@ def _prompts(options: VerifyOptions) -> list[Prompt]:
     if options.prompts_file is not None:
         for prompt in from_file(options.prompts_file, {}, raw=options.raw):
             with bad_input(prompt.origin):
-                if prompt.params != plain or (prompt.proposer, prompt.num_speculative_tokens) != (None, None):
+                if prompt.own_keys:
                     raise ValueError(
                         "verify samples every prompt alike, as the options say; a line may have a prompt, messages or "
-                        "prompt_token_ids, and raw"
+                        f"prompt_token_ids, and raw, but not {' or '.join(prompt.own_keys)}"
                     )
             prompts.append(prompt)
     return prompts
