@@ -241,8 +241,10 @@ class Runner:
 
 
 def _warn(name: str, error: Exception, what: str) -> None:
-    kind = error.kind if isinstance(error, ContractError) else type(error).__name__
-    warning = ProposerWarning(f"proposer {name!r} {what}: {one_line(error)}", (name, what, kind))
+    kind, text = type(error).__name__, one_line(error)
+    if isinstance(error, ContractError):
+        kind, text = error.kind, str(error)
+    warning = ProposerWarning(f"proposer {name!r} {what}: {text}", (name, what, kind))
     warnings.warn(warning, stacklevel=4)  # the engine's step, past torch's wrapper of `propose`
 
 

@@ -6,6 +6,7 @@ in one line; what it returns is made immutable.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
@@ -101,10 +102,10 @@ def _check_laws(drafts: Many[Draft], vocab_size: int, device: torch.device) -> N
             if len(draft):
                 extremes.append(_extremes(draft.draft_probs))
     for distance, least in torch.stack(extremes).tolist() if extremes else ():
-        if not distance <= SUM_TOLERANCE:  # NaN compares as false
-            raise ContractError(
-                "sum", f"a row of draft_probs adds up to 1 only within {distance:.3g}, or is not finite"
-            )
+        if not math.isfinite(distance):
+            raise ContractError("infinite", "a row of draft_probs is not finite")
+        if distance > SUM_TOLERANCE:
+            raise ContractError("sum", f"the sum of a row of draft_probs is off 1 by {distance:.3g}")
         if least < 0:
             raise ContractError("negative", f"draft_probs hold the negative probability {least:.3g}")
 
