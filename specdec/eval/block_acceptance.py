@@ -80,7 +80,7 @@ class Count:
 
     def __str__(self) -> str:
         drafts = plural(len(self.chances), "draft")
-        return f"{self.what} tokens kept of {self.seen:,} of {drafts}, {self.expected:,.1f} expected"
+        return f"{self.what} tokens were kept of {self.seen:,} out of {drafts}, {self.expected:,.1f} expected"
 
 
 def number_law(chances: Many[float]) -> npt.NDArray[np.float64]:
