@@ -70,7 +70,7 @@ def calm_threads() -> None:
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """One line that refuses `name` and points at the nearest valid one."""
-    known = sorted(known)
+    known = sorted(set(known))
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}{hint} (valid: {', '.join(known)})"

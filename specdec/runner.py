@@ -19,6 +19,8 @@ from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
 from specdec.proposers.base import ProposalInput, Proposer, TargetStates
+from specdec.proposers.checking import ContractError, checked_drafts, untouched
+from specdec.proposers.outside import one_line
 from specdec.proposers.states import join_states, target_states
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
@@ -27,7 +29,7 @@ from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.step.model import Model
 from specdec.step.paths import path_moves
-from specdec.types import MAX_DRAFT_NODES, Draft, Logprob, Verdict
+from specdec.types import Draft, Logprob, ProposerWarning, Verdict
 
 PROMPT_LOGITS_CHUNK = 128
 """Prompt positions whose logits are held at once for `prompt_logprobs`."""
@@ -109,7 +111,7 @@ class Runner:
         try:
             return self._execute_rows((row,), record)[0]
         except Exception as error:
-            return Verdict(error=f"the step failed: {type(error).__name__}: {error}")
+            return Verdict(error=f"the step failed: {one_line(error)}")
 
     def _execute_rows(self, rows: tuple[ScheduledRow, ...], record: StepRecord) -> list[Verdict]:
         with record.time("batch"):
@@ -199,38 +201,25 @@ class Runner:
             chosen = [i for i, sequence in enumerate(sequences) if sequence.request.proposer == name]
             if not chosen:
                 continue
-            asked = [lengths[i] for i in chosen]
+            mine = [sequences[i] for i in chosen]
             try:
-                mine = [sequences[i] for i in chosen]
-                states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in mine]
-                proposed = proposer.propose(mine, ProposalInput(asked, states))
-                self._check_drafts(proposed, asked)
-                drafts.update(zip(mine, _named(proposed, name), strict=True))
+                drafts.update(zip(mine, self._ask(name, proposer, mine, [lengths[i] for i in chosen]), strict=True))
                 for sequence in mine:
                     self._states.pop(sequence, None)
             except Exception as error:
-                warnings.warn(f"proposer {name!r} failed and gives no draft this step: {error!r}", stacklevel=2)
-                drafts.update((sequences[i], None) for i in chosen)
+                _warn(name, error, "failed and gives no draft this step")
+                drafts.update((sequence, None) for sequence in mine)
         return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
 
-    def _check_drafts(self, drafts: Many[Draft | None], lengths: Many[int]) -> None:
-        """What the contract promises and the target relies on; ValueError otherwise."""
-        if len(drafts) != len(lengths):
-            raise ValueError(f"{len(drafts)} drafts for {len(lengths)} sequences")
-        for draft, length in zip(drafts, lengths, strict=True):
-            if draft is None:
-                continue
-            _check_shape(draft)
-            if draft.depth > length:
-                raise ValueError(f"a draft of {draft.depth} tokens where at most {length} were asked for")
-            if draft.draft_probs is not None and draft.draft_probs.shape != (len(draft), self.vocab_size):
-                raise ValueError(f"draft_probs of shape {tuple(draft.draft_probs.shape)} for {len(draft)} tokens")
-            if draft.draft_probs is not None and draft.draft_probs.device.type != self.device.type:
-                raise ValueError(f"draft_probs on {draft.draft_probs.device} where the engine is on {self.device}")
-            if not all(type(token_id) is int for token_id in draft.token_ids):
-                raise ValueError("a drafted token id is not an integer")
-            if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self.vocab_size:
-                raise ValueError(f"a drafted token id is outside the vocabulary of {self.vocab_size}")
+    def _ask(self, name: str, proposer: Proposer, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft | None]:
+        """One proposer's drafts, which keep its contract; ContractError otherwise, or what it raises itself.
+
+        It gets lists of its own, and whatever it did to the committed tokens is undone.
+        """
+        states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in sequences]
+        with untouched(sequences):
+            drafts = proposer.propose(list(sequences), ProposalInput(list(lengths), states))
+        return checked_drafts(drafts, lengths, name, self.vocab_size, self.device)
 
     def _keep_draft_probs(self, sequence: Sequence, draft: Draft | None) -> Draft | None:
         if draft is None or draft.draft_probs is None:
@@ -248,25 +237,15 @@ class Runner:
             try:
                 proposer.forget(sequence)
             except Exception as error:
-                warnings.warn(f"proposer {name!r} failed to forget a sequence: {error!r}", stacklevel=2)
+                _warn(name, error, "failed to forget a sequence")
 
 
-def _named(drafts: Many[Draft | None], name: str) -> list[Draft | None]:
-    """The drafts, those that do not say whose they are under the name of their proposer."""
-    return [replace(draft, proposer=name) if draft and draft.proposer == "none" else draft for draft in drafts]
-
-
-def _check_shape(draft: Draft) -> None:
-    """ValueError if a draft is no tree of a size that can be verified."""
-    if len(draft) > MAX_DRAFT_NODES:
-        raise ValueError(f"a draft of {len(draft)} nodes where at most {MAX_DRAFT_NODES} can be verified")
-    if draft.parents is None:
-        return
-    if len(draft.parents) != len(draft):
-        raise ValueError(f"a draft of {len(draft)} tokens and {len(draft.parents)} parents")
-    for node, parent in enumerate(draft.parents):
-        if type(parent) is not int or not -1 <= parent < node:
-            raise ValueError(f"the parent of draft node {node} must be -1 or an earlier node; got {parent!r}")
+def _warn(name: str, error: Exception, what: str) -> None:
+    kind, text = type(error).__name__, one_line(error)
+    if isinstance(error, ContractError):
+        kind, text = error.kind, str(error)
+    warning = ProposerWarning(f"proposer {name!r} {what}: {text}", (name, what, kind))
+    warnings.warn(warning, stacklevel=4)  # the engine's step, past torch's wrapper of `propose`
 
 
 def _logprobs(logits: torch.Tensor, start: int, verdict: Verdict, wanted: int) -> tuple[dict[int, Logprob], ...]:

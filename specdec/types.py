@@ -207,6 +207,14 @@ class Request:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
+class ProposerWarning(UserWarning):
+    """A proposer failed, or can draft no further, which costs its drafts alone. Two of one `kind` tell of the same."""
+
+    def __init__(self, message: str, kind: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 @dataclass(frozen=True)
 class Draft:
     """The guessed continuation of one sequence.

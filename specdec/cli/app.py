@@ -14,6 +14,7 @@ from specdec.cli.eval import evaluate_group
 from specdec.cli.generate import BuildEngine, generate
 from specdec.cli.models import models
 from specdec.cli.verify import verify
+from specdec.cli.warned import proposer_warnings
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -52,7 +53,7 @@ def exit_code(args: list[str], build_engine: BuildEngine | None) -> int:
             # A terminal that cannot show a character must not end the run.
             stream.reconfigure(errors="replace")
     try:
-        with commands.make_context("specdec", args, obj=build_engine) as ctx:
+        with proposer_warnings(), commands.make_context("specdec", args, obj=build_engine) as ctx:
             commands.invoke(ctx)
         sys.stdout.flush()
     except click.exceptions.Exit as done:

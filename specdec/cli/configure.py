@@ -196,7 +196,10 @@ def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> Spec
                 f"the proposer {proposer!r} is from outside and not loaded; name it in --proposer, "
                 "--speculative-config or --config too"
             )
-        raise ValueError(unknown_name("proposer", proposer, [*PROPOSERS, *listed]))
+        raise ValueError(
+            f"{unknown_name('proposer', proposer, [*PROPOSERS, *listed])}; a class of your own is named "
+            "'package.module:Class', in --proposer, --speculative-config or --config too"
+        )
     k = prompt.num_speculative_tokens
     if k is None:
         k = next((s.num_speculative_tokens for s in config.speculative if s.method == proposer), default_k)

@@ -6,9 +6,10 @@ import json
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from specdec.cli.eval_options import AcceptanceOptions, acceptance_groups
 from specdec.cli.generate import BuildEngine, GroupedCommand, build_with_progress, load_engine
 from specdec.cli.progress import bar, progress_line
 from specdec.cli.run import interruptible
+from specdec.cli.warned import proposer_warnings
 from specdec.eval.baseline import Conditions, check_comparable, compare, record, write
 from specdec.eval.results import FORMULAS, Result, to_json
 
@@ -106,12 +108,11 @@ def run_acceptance(options: AcceptanceOptions, given: set[str], build_engine: Bu
         plan = _plan(engine, asked, options)
     if plan.skipped and not options.quiet:
         say(f"note: {len(plan.skipped)} prompts are too long for {options.max_tokens} tokens after them; left out")
-    with _progress(options.quiet) as show, interruptible() as stopped:
+    with proposer_warnings(hold=True), _progress(options.quiet) as show, interruptible() as stopped:
         result = evaluate(engine, plan, command, load=load, show=show, stopped=stopped)
     if asked.baseline is not None and not result.interrupted:
         result = replace(result, regressions=compare(asked.baseline, result))
-    _write(result, options)
-    return _conclude(result)
+    return _conclude(result, _write(result, options))
 
 
 def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
@@ -163,28 +164,40 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def _write(result: Result, options: AcceptanceOptions) -> None:
-    """The table or the JSON on standard output, and the files that were asked for."""
+def _write(result: Result, options: AcceptanceOptions) -> list[str]:
+    """The table or the JSON on standard output, and the files that were asked for; what could not be written."""
     from specdec.eval.table import table
 
     as_json = json.dumps(to_json(result), indent=1)
     click.echo(as_json if options.json == TO_STANDARD_OUTPUT else table(result))
+    files: dict[Path, Callable[[Path], object]] = {}
     if options.json is not None and options.json != TO_STANDARD_OUTPUT:
-        options.json.write_text(as_json + "\n", "utf-8")
+        files[options.json] = lambda path: path.write_text(as_json + "\n", "utf-8")
     if options.html is not None:
         from specdec.eval.report import render
 
-        options.html.write_text(render(result), "utf-8")
+        files[options.html] = lambda path: path.write_text(render(result), "utf-8")
     if options.record_baseline is not None and not result.interrupted and not result.failures:
-        write(record(result), options.record_baseline)
+        files[options.record_baseline] = lambda path: write(record(result), path)
+    return [fault for path, save in files.items() if (fault := _fault_of(path, save)) is not None]
 
 
-def _conclude(result: Result) -> int:
+def _fault_of(path: Path, save: Callable[[Path], object]) -> str | None:
+    """Save a file; why that did not succeed."""
+    try:
+        save(path)
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror or error}"
+    return None
+
+
+def _conclude(result: Result, unwritten: Sequence[str]) -> int:
     """Say what is wrong; the exit code."""
     faults = [
         *(f"error: {failure}" for failure in result.failures),
         *(f"error: {run.alarm}" for run in result.runs if run.alarm is not None),
         *(f"error: below the baseline: {regression}" for regression in result.regressions),
+        *(f"error: {fault}" for fault in unwritten),
     ]
     for fault in faults:
         say(fault)

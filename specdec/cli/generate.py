@@ -18,6 +18,7 @@ from specdec.cli.parsing import check_unicode
 from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, from_argument, from_file, without_template
 from specdec.cli.run import Outcome, run, submit
+from specdec.cli.warned import proposer_warnings
 from specdec.config import EngineConfig, calm_threads, check_verifier
 from specdec.core.alarm import ProposerWatch
 from specdec.types import SamplingParams, SpeculationParams
@@ -59,8 +60,8 @@ Examples:
    "outputs": [{"text", "token_ids", "finish_reason", "stop_reason",
                 "logprobs"}],
    "num_cached_tokens",
-   "speculation": {"proposer", "verifier", "exactness",
-                   "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+   "speculation": {"proposer", "num_speculative_tokens", "verifier",
+                   "exactness", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
                    "accepted_per_position", "mean_acceptance_length",
                    "provenance"},
    "timing": {"load_s", "ttft_s", "decode_s", "decode_tokens_per_s"}}
@@ -139,7 +140,9 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
     writer = _writer(prompts, options, engine)
     start = time.perf_counter()
     submit(engine, prompts, speculation, options.system)
-    outcome = run(engine, len(prompts), writer)
+    # Text that is shown as it comes is at no line's end when a proposer fails.
+    with proposer_warnings(hold=isinstance(writer, StreamWriter)):
+        outcome = run(engine, len(prompts), writer)
     return _conclude(outcome, prompts, options, time.perf_counter() - start)
 
 

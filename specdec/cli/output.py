@@ -197,6 +197,7 @@ def _speculation(output: RequestOutput) -> dict[str, Any]:
     total = total_speculation([output])
     return {
         "proposer": output.proposer,
+        "num_speculative_tokens": output.num_speculative_tokens,
         "verifier": output.verifier,
         "exactness": output.exactness,
         "num_drafts": total.num_drafts,

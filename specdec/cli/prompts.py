@@ -37,6 +37,8 @@ class Prompt:
     raw: bool = False
     proposer: str | None = None
     num_speculative_tokens: int | None = None
+    own_keys: tuple[str, ...] = ()
+    """What it sets for itself, be it the default: names of sampling parameters, and of how it is drafted."""
 
     @property
     def needs_template(self) -> bool:
@@ -102,7 +104,8 @@ def _from_mapping(line: Mapping[str, Any], defaults: Mapping[str, Any], origin: 
         raise ValueError("messages need the chat template, and raw leaves it out; give a prompt, or drop raw")
     params = SamplingParams(**{**defaults, **{key: line[key] for key in SAMPLING_KEYS if key in line}})
     speculation = SpeculationParams(line.get("proposer"), line.get("num_speculative_tokens"))
-    return Prompt(content, params, origin, own_raw, speculation.proposer, speculation.num_speculative_tokens)
+    own_keys = tuple(key for key in (*SAMPLING_KEYS, *SPECULATION_KEYS) if key in line)
+    return Prompt(content, params, origin, own_raw, speculation.proposer, speculation.num_speculative_tokens, own_keys)
 
 
 def _content(line: Mapping[str, Any]) -> str | list[dict[str, Any]] | tuple[int, ...]:

@@ -20,6 +20,7 @@ from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, engine_prompt, from_argument, from_file, without_template
 from specdec.cli.run import interruptible
 from specdec.cli.verify_options import VerifyOptions, verify_groups
+from specdec.cli.warned import proposer_warnings
 from specdec.config import EngineConfig, calm_threads
 from specdec.eval.checks import Check, Report
 from specdec.eval.verify_settings import check_settings
@@ -52,12 +53,15 @@ What is checked:
     scores of a position as verified and as plainly decoded.
   verifiers rejection and block: the law of the tokens after the first, by
     chi-square tests against the model's own probabilities. A lossless engine
-    fails at most once in 1,000 runs; what the draws can show is printed. Also
+    fails at most once in 1,000 runs. What the draws can show is printed, as a
+    distance between the laws of the test's cells: these pool tokens and
+    prompts, so that the laws of the tokens themselves may be further apart. Also
     that drafted tokens have the law that is reported for them, that they are kept
     as often as they should be, and the laws of recovered and bonus tokens.
   always: cached state after rejections, preemptions and prefix hits is that
     of a fresh computation, the model's and the proposer's own; every draft
     was verified where it was proposed for.
+  The last line names what was too rare to judge or never happened.
 
 \b
 Exit codes: 0 verified; 1 not lossless, or nothing was drafted that could have
@@ -97,7 +101,8 @@ def run_verify(options: VerifyOptions, given: set[str], build_engine: BuildEngin
         config = _config(options, given)
         check_settings(config, options.settings)
         prompts = _prompts(options)
-    with nullcontext(_silent) if options.quiet else progress_line() as tell, interruptible() as stopped:
+    progress = nullcontext(_silent) if options.quiet else progress_line()
+    with proposer_warnings(hold=True), progress as tell, interruptible() as stopped:
         report = _verify(options, config, prompts, build_engine, tell, stopped)
     _write(report, options, time.perf_counter() - start)
     if report.interrupted:
@@ -133,10 +138,10 @@ def _prompts(options: VerifyOptions) -> list[Prompt]:
     if options.prompts_file is not None:
         for prompt in from_file(options.prompts_file, {}, raw=options.raw):
             with bad_input(prompt.origin):
-                if prompt.params != plain or (prompt.proposer, prompt.num_speculative_tokens) != (None, None):
+                if prompt.own_keys:
                     raise ValueError(
                         "verify samples every prompt alike, as the options say; a line may have a prompt, messages or "
-                        "prompt_token_ids, and raw"
+                        f"prompt_token_ids, and raw, but not {' or '.join(prompt.own_keys)}"
                     )
             prompts.append(prompt)
     return prompts

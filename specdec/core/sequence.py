@@ -24,6 +24,7 @@ class Sequence:
     request: Request
     index: int
     token_ids: list[int]
+    """In an engine `CommittedTokens`: others than `specdec.core` can only read them."""
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
     num_draft_computed_tokens: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec.core.committed import commit
 from specdec.core.sequence import Sequence
 
 
@@ -10,7 +11,7 @@ def append_token(sequence: Sequence, token_id: int, max_model_len: int) -> bool:
 
     At one token a stop token comes before a stop string, and both before a limit. Below `min_tokens` only limits bind.
     """
-    sequence.token_ids.append(token_id)
+    commit(sequence.token_ids, (token_id,))
     request, params = sequence.request, sequence.request.params
     may_stop = sequence.num_output_tokens >= params.min_tokens
     if may_stop and token_id in request.stop_token_ids:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from specdec.config import EXACTNESS, EngineConfig
 from specdec.core.block_manager import BlockManager
+from specdec.core.committed import CommittedTokens
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.core.stopping import visible_text
@@ -142,7 +143,7 @@ class Engine:
         self._states[request_id] = _RequestState(request, samples)
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
-        sequence = Sequence(request, index, list(request.prompt_token_ids))
+        sequence = Sequence(request, index, CommittedTokens(request.prompt_token_ids))
         if self.tokenizer is not None and request.params.detokenize:
             sequence.text_stream = self.tokenizer.stream(request.params.skip_special_tokens, request.prompt_token_ids)
         return sequence

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from specdec.proposers.outside import one_line
 
 PASSED = "passed"
 FAILED = "failed"
@@ -25,6 +29,10 @@ class Check:
     notes: tuple[str, ...] = ()
     is_needed: bool = True
     """Whether a run in which it is empty verifies nothing."""
+    unseen: tuple[str, ...] = ()
+    """What the check is about and never happened, so that nothing is known of it."""
+    broke_down: bool = False
+    """Whether it came to no end, so that nothing is known."""
 
     @staticmethod
     def of(
@@ -35,11 +43,20 @@ class Check:
         figures: Mapping[str, Any],
         *,
         notes: Sequence[str] = (),
+        unseen: Sequence[str] = (),
         is_needed: bool = False,
     ) -> Check:
         """Failed with any fault, empty without anything that could be judged."""
         status = FAILED if faults else PASSED if num_judged else EMPTY
-        return Check(name, status, summary, tuple(faults), figures, tuple(notes), is_needed)
+        return Check(name, status, summary, tuple(faults), figures, tuple(notes), is_needed, tuple(unseen))
+
+    @staticmethod
+    def broken(name: str, error: Exception) -> Check:
+        """Failed: the check itself, or what it ran, raised this."""
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        where = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in place)
+        fault = f"broke down: {one_line(error)}{where}"
+        return Check(name, FAILED, "came to no end", (fault,), broke_down=True)
 
 
 @dataclass(frozen=True)
@@ -70,11 +87,13 @@ class Report:
     def verdict(self) -> str:
         """One line."""
         if self.failed:
-            first = self.failed[0]
-            return f"NOT lossless: {first.name}: {first.faults[0]}"
+            first = min(self.failed, key=lambda check: check.broke_down)
+            return f"NOT {'verified' if first.broke_down else 'lossless'}: {first.name}: {first.faults[0]}"
         if self.interrupted:
             return f"interrupted: {len(self.checks)} checks were finished, and none failed"
         if self.empty:
             return f"NOT verified: {self.empty[0].name}: {self.empty[0].summary}"
         untold = [check.name for check in self.checks if check.status == EMPTY]
-        return f"verified: {self.promise}" + (f"; too little to judge: {', '.join(untold)}" if untold else "")
+        never = dict.fromkeys(each for check in self.checks for each in check.unseen)
+        line = f"verified: {self.promise}" + (f"; too little to judge: {', '.join(untold)}" if untold else "")
+        return line + (f"; never happened: {', '.join(never)}" if never else "")

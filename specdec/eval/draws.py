@@ -7,6 +7,7 @@ of the emitted texts (`specdec.eval.reader`), each text once.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -47,8 +48,18 @@ class Drawn:
     faults: tuple[str, ...] = ()
 
 
-def draw(engine: Engine, contexts: Many[Text], params: SamplingParams, count: int, watch: Watch, seed: int) -> Drawn:
-    """At least `count` samples in all, as many of each context; `params` says how long and how hot."""
+def draw(
+    engine: Engine,
+    contexts: Many[Text],
+    params: SamplingParams,
+    count: int,
+    watch: Watch,
+    seed: int,
+    *,
+    chain_bytes: int = 0,
+) -> Drawn:
+    """At least `count` samples in all, as many of each context; `params` says how long and how hot. Of drafts that are
+    chains with a law, the first of `chain_bytes` bytes are kept whole."""
     each = -(-count // len(contexts))
     parts = [min(SAMPLES_A_REQUEST, each - first) for first in range(0, each, SAMPLES_A_REQUEST)]
     # A seed of its own for each: equal seeds at equal positions would draw alike.
@@ -59,7 +70,7 @@ def draw(engine: Engine, contexts: Many[Text], params: SamplingParams, count: in
     ]
     draws: list[Draw] = []
     faults: dict[str, None] = {}
-    with witnessed(engine, seed) as witness:
+    with witnessed(engine, seed, chain_bytes=chain_bytes) as witness:
         for first in range(0, len(jobs), len(contexts)):
             label = f"drawing: {len(draws):,} of {each * len(contexts):,} samples done, now"
             batch = jobs[first : first + len(contexts)]
@@ -90,11 +101,12 @@ class Look:
 
 @dataclass
 class Laws:
-    """Looks by the text that they are about."""
+    """Looks by the text that they are about, and who else is to be shown the law after a text."""
 
     params: SamplingParams
     coins: np.random.Generator
     looks: dict[Text, list[Look]] = field(default_factory=lambda: defaultdict(list))
+    shown: dict[Text, list[Callable[[torch.Tensor], None]]] = field(default_factory=lambda: defaultdict(list))
 
     def ask(self, text: Text, token: int, tried: tuple[int, ...] = ()) -> Look:
         """A look that `read` fills in."""
@@ -102,14 +114,20 @@ class Laws:
         self.looks[text].append(look)
         return look
 
+    def show(self, text: Text, see: Callable[[torch.Tensor], None]) -> None:
+        """Let `see` have the law, float64 [V], when it is read. A text comes after those that it begins with."""
+        self.shown[text].append(see)
+
     def read(self, build: BuildEngine, config: EngineConfig, watch: Watch) -> None:
         """Compute all laws."""
-        Reader(build, config, list(self.looks)).read(self._fill, watch, "reading the target's laws")
+        Reader(build, config, list(self.looks | self.shown)).read(self._fill, watch, "reading the target's laws")
 
     def _fill(self, text: Text, logits: torch.Tensor) -> None:
         row = SamplingRow(self.params, 0, 0, text, len(text))
         own = law(process_logits(logits[None], [row])[0])
-        for look in self.looks[text]:
+        for see in self.shown.get(text, ()):
+            see(own)
+        for look in self.looks.get(text, ()):
             coin = self.coins.random()
             look.prob = float(own[look.token])
             look.place = place(own, look.token, coin)

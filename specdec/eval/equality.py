@@ -17,6 +17,7 @@ from specdec.types import SamplingParams, SpeculationParams, SpeculationStats
 
 Text = tuple[int, ...]
 PLAIN, DRAFTING = SpeculationParams("none"), SpeculationParams()
+ACCEPTED = "an accepted drafted token (so no row after one, no bonus row and no KV that moves was seen)"
 BATCHED, ALONE = "in one batch", "alone"
 
 
@@ -152,4 +153,7 @@ class Equality:
             "tie_factor": TIE_FACTOR,
             "divergences": [asdict(found) | {"is_tie": found.is_tie} for found in self.divergences],
         }
-        return Check.of(name, self.faults, self.stats.num_drafts, summary, figures, notes=ties, is_needed=True)
+        unseen = [] if self.stats.num_accepted_tokens else [ACCEPTED]
+        return Check.of(
+            name, self.faults, self.stats.num_drafts, summary, figures, notes=ties, unseen=unseen, is_needed=True
+        )

@@ -3,6 +3,7 @@
 - A drafted token is drawn from the law that the proposer reports for it.
 - Rejection sampling keeps the first of siblings with probability min(1, target / draft), and of siblings without a
   draft law one with the target's probability of them all, at every position that it reaches.
+- Block verification keeps so much of a chain as `specdec.eval.block_acceptance` says; trees it leaves to rejection.
 - A token recovered from a draft without a law has the target's law without what was tried; one recovered from a draft
   with a law comes from an excess of the target over the draft, so it is never one that the draft likes better.
 - A bonus token has the target's law.
@@ -16,6 +17,7 @@ import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from specdec.eval.block_acceptance import BlockAcceptance
 from specdec.eval.checks import Check
 from specdec.eval.chi_square import uniform_p_value
 from specdec.eval.draws import Draw, Laws, Look
@@ -66,6 +68,8 @@ class Kinds:
     bonus: list[Look] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
     draft_places: list[float] = field(default_factory=list)
+    chains: BlockAcceptance = field(default_factory=BlockAcceptance)
+    """Where block verification judged chains with a law."""
 
     def ask(self, laws: Laws, sample: Draw) -> None:
         """Count a sample's drafts, and ask for the laws that tell about their tokens."""
@@ -73,6 +77,8 @@ class Kinds:
             self.num_drafts += 1
             self.num_accepted += verified.num_accepted
             self.draft_places += verified.draft_places
+            if verified.chain is not None and not verified.is_cut:
+                self.chains.ask(laws, sample.before(verified.index), verified.chain, verified.num_accepted)
             self._ask_trials(laws, sample, verified)
             index = verified.index + verified.num_accepted
             if verified.is_recovered:
@@ -89,8 +95,8 @@ class Kinds:
     def checks(self, verifier: str, level: float) -> list[Check]:
         """Those that apply, each at this error level."""
         checks = [self._recovered_check(level), self._bonus_check(level)]
-        if verifier == "rejection" or not self.draft_places:
-            checks.insert(0, self._acceptance_check(level))
+        whole = verifier == "block" and bool(self.chains.judged)
+        checks.insert(0, self.chains.check(level) if whole else self._acceptance_check(level))
         if self.draft_places:
             checks.insert(0, self._draft_check(level))
         return checks

@@ -265,8 +265,10 @@ class KVCheck:
             "largest_relative_difference": largest,
             "allowed": self._allowed,
         }
-        name, notes = ("target KV", self._missing()) if owner == TARGET else ("proposer KV", ())
-        return Check.of(name, tally.faults.get(owner, []), positions, summary, figures, notes=notes)
+        name, missing = ("target KV", self._missing()) if owner == TARGET else ("proposer KV", ())
+        notes = [f"nothing is known of the state after {what}: there was none" for what in missing]
+        faults = tally.faults.get(owner, [])
+        return Check.of(name, faults, positions, summary, figures, notes=notes, unseen=missing)
 
     def _missing(self) -> tuple[str, ...]:
         """What did not happen, and so was not checked."""
@@ -277,9 +279,7 @@ class KVCheck:
             "a preemption": tally.num_preemptions,
             "a prefix hit": tally.num_hit_tokens if self._config.enable_prefix_caching else 1,
         }
-        return tuple(
-            f"nothing is known of the state after {name}: there was none" for name, count in counts.items() if not count
-        )
+        return tuple(name for name, count in counts.items() if not count)
 
 
 def _source(sequence: Sequence, position: int) -> str:

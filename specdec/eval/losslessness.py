@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from specdec.config import EXACTNESS
 from specdec.engine import Engine
@@ -29,6 +29,9 @@ LEAST_MODEL_LEN = 16
 
 class _Part(Protocol):
     """Some checks that run together."""
+
+    @property
+    def name(self) -> str: ...
 
     def run(self) -> None: ...
 
@@ -93,10 +96,20 @@ def _run(parts: Many[_Part]) -> tuple[list[Check], bool]:
     for part in parts:
         try:
             part.run()
+            checks += part.checks()
         except Stopped:
             return checks + [check for check in part.checks() if check.faults], True
-        checks += part.checks()
+        except Exception as error:  # of the engine under test, which may be wrong in any way
+            checks += [*_faulty(part), Check.broken(part.name, error)]
     return checks, False
+
+
+def _faulty(part: _Part) -> list[Check]:
+    """What a part that broke down had found wrong by then."""
+    try:
+        return [check for check in part.checks() if check.faults]
+    except Exception:
+        return []
 
 
 def _promise(verifier: str, prompts: Many[Text]) -> str:
@@ -126,6 +139,8 @@ def _not_run(verifier: str, longest_draft: int) -> tuple[str, ...]:
 class _KV:
     """The KV check on some contexts."""
 
+    name: ClassVar[str] = "cached state"
+
     build: BuildEngine
     engine: Engine
     prompts: Many[Text]
@@ -150,6 +165,8 @@ class _KV:
 class _Bytes:
     """Equality, the KV check, and the equality of the KV check's answers."""
 
+    name = "equality"
+
     def __init__(
         self, build: BuildEngine, engine: Engine, prompts: Many[Text], params: SamplingParams, watch: Watch, name: str
     ) -> None:
@@ -171,6 +188,8 @@ class _Bytes:
 @dataclass
 class _Law:
     """The law test."""
+
+    name: ClassVar[str] = "law test"
 
     build: BuildEngine
     engine: Engine

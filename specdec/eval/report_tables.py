@@ -16,7 +16,7 @@ from specdec.eval.report_text import (
     signed_percent,
     significant,
 )
-from specdec.eval.results import Exactness, Group, PlainRun, Position, Result, Run, Speed, Timing
+from specdec.eval.results import Group, PlainRun, Position, Result, Run, Speed, Timing
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _summary(run: Run, sizes: Sequence[int]) -> Row:
         Cell(number(group.mean_draft_length)),
         *_predicted(run),
         *(_tokens_per_second(speeds[size]) if size in speeds else EMPTY for size in sizes),
-        Cell(f"{run.exactness.level}, {checked(run.exactness)}"),
+        Cell(f"{run.exactness.level}, {checked(run)}"),
     )
 
 
@@ -132,11 +132,13 @@ def _tokens_per_second(speed: Speed) -> Cell:
     return Cell(number(speed.proposer.tokens_per_second, 1), f"{number(speed.speedup.value)} times plain")
 
 
-def checked(exactness: Exactness) -> str:
+def checked(run: Run) -> str:
     """Whether this run compared its outputs with plain decoding's, and what came of it."""
+    exactness = run.exactness
     if not exactness.checked:
         return "not checked in this run"
-    return f"checked: {number(exactness.num_equal)} of {number(exactness.num_prompts)} equal"
+    how = "checked" if run.overall.num_drafts else "not checked, for no draft was verified"
+    return f"{how}: {number(exactness.num_equal)} of {number(exactness.num_prompts)} equal"
 
 
 def _rate(group: Group) -> Cell:
@@ -262,7 +264,7 @@ def exactness(result: Result) -> Table:
     """What each run's verifier promises, and what was seen of it."""
     columns = (*WHICH, Column("verifier"), Column("level"), Column("in this run", "num_equal"))
     rows = tuple(
-        (*which(run), Cell(run.exactness.verifier), Cell(run.exactness.level), Cell(checked(run.exactness)))
+        (*which(run), Cell(run.exactness.verifier), Cell(run.exactness.level), Cell(checked(run)))
         for run in result.runs
     )
     return Table("Exactness against plain decoding", columns, (rows,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from specdec.eval.results import Curve, Estimate, Exactness, Group, Origin, Result, Run, Timing
+from specdec.eval.results import Curve, Estimate, Group, Origin, Result, Run, Timing
 
 POSITIONS_SHOWN = 8
 Rows = list[tuple[str, ...]]
@@ -114,18 +114,22 @@ def _curve(curve: Curve) -> str:
 
 
 def _exactness(runs: Iterable[Run]) -> str:
-    return "\n".join(f"{' '.join(_label(run))}: {_promise(run.exactness)}" for run in runs)
+    return "\n".join(f"{' '.join(_label(run))}: {_promise(run)}" for run in runs)
 
 
 def _label(run: Run) -> tuple[str, ...]:
     return run.proposer, f"k={run.num_speculative_tokens}", f"T={run.temperature:g}"
 
 
-def _promise(exactness: Exactness) -> str:
+def _promise(run: Run) -> str:
+    exactness = run.exactness
     promise = f"exactness {exactness.level} (verifier {exactness.verifier})"
     if not exactness.checked:
         return f"{promise}, not checked in this run"
-    line = f"{promise}, checked: {exactness.num_equal} of {exactness.num_prompts} outputs are plain decoding's tokens"
+    equal = f"{exactness.num_equal} of {exactness.num_prompts} outputs are plain decoding's tokens"
+    if not run.overall.num_drafts:
+        return f"{promise}, no draft was verified, so nothing was checked: {equal}"
+    line = f"{promise}, checked: {equal}"
     if exactness.divergences:
         first = exactness.divergences[0]
         line += f"; the first that is not: {first.task}/{first.prompt_id}, from output token {first.index} on"

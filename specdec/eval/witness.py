@@ -20,6 +20,7 @@ from specdec.engine import Engine
 from specdec.eval.driving import BrokenOff
 from specdec.eval.places import place
 from specdec.proposers.base import ProposalInput, Proposer, Wants
+from specdec.proposers.outside import one_line
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.model import Model
@@ -37,6 +38,24 @@ class Trial:
     draft_prob: float | None
     """The first sibling under its reported law, if there is one."""
     is_kept: bool
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A draft that was verified, with all of the law that it was drawn from."""
+
+    token_ids: tuple[int, ...]
+    draft_probs: tuple[float, ...]
+    """Each token under its reported law."""
+    later_probs: torch.Tensor
+    """The laws of the tokens after the first: float32 [k - 1, V], on the CPU."""
+
+    @staticmethod
+    def of(draft: Draft) -> Chain:
+        """A copy of what a chain with a law holds."""
+        probs = draft.draft_probs
+        own = tuple(float(row[token]) for row, token in zip(probs, draft.token_ids, strict=True))
+        return Chain(draft.token_ids, own, probs[1:].to("cpu", torch.float32, copy=True))
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,8 @@ class Verification:
     """The recovered token under the law that was reported for what was rejected there, if there are both."""
     draft_places: tuple[float, ...]
     """The place of each drafted token in its reported law."""
+    chain: Chain | None = None
+    """The draft itself, where it is one and there was room to keep it."""
 
     @property
     def is_cut(self) -> bool:
@@ -85,13 +106,15 @@ class _Proposal:
 class Witness:
     """Use `witnessed`, and call `settle` after every step."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, chain_bytes: int = 0) -> None:
+        """Keep the laws of chains until they are of `chain_bytes` bytes."""
         self.verified: list[Verification] = []
         self.faults: dict[str, None] = {}
         """What is wrong with when and where drafts were verified, a line each, in order."""
         self.proposer_errors: dict[str, None] = {}
         self.breaks_off = False
         """Whether the target's next step is to be broken off."""
+        self._chain_bytes = chain_bytes
         self._coins = np.random.default_rng(seed)
         self._proposals: dict[Key, _Proposal] = {}
         self._pending: dict[Key, ScheduledRow] = {}
@@ -181,7 +204,16 @@ class Witness:
             trials=tuple(_trials(draft, reached, path[1:])),
             draft_prob=float(probs[tried[0], token_ids[-1]]) if probs is not None and is_recovered else None,
             draft_places=() if probs is None else tuple(self._draft_places(draft)),
+            chain=self._chain(draft),
         )
+
+    def _chain(self, draft: Draft) -> Chain | None:
+        """What is kept is chosen by when it was drafted alone, and not by what it is or what became of it."""
+        if draft.parents is not None or draft.draft_probs is None or self._chain_bytes <= 0:
+            return None
+        chain = Chain.of(draft)
+        self._chain_bytes -= chain.later_probs.nbytes
+        return chain
 
     def _draft_places(self, draft: Draft) -> Iterator[float]:
         """Siblings are drawn without replacement, each from what the earlier ones left."""
@@ -212,9 +244,9 @@ def _same_law(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 @contextmanager
-def witnessed(engine: Engine, seed: int = 0) -> Iterator[Witness]:
+def witnessed(engine: Engine, seed: int = 0, *, chain_bytes: int = 0) -> Iterator[Witness]:
     """A witness of what the engine does in the `with` block."""
-    witness, runner = Witness(seed), engine.runner
+    witness, runner = Witness(seed, chain_bytes=chain_bytes), engine.runner
     model, proposers = runner.model, dict(runner.proposers)
     runner.model = _SeenModel(model, witness)
     runner.proposers.update({name: _SeenProposer(inner, witness) for name, inner in proposers.items()})
@@ -268,7 +300,7 @@ class _SeenProposer:
         try:
             drafts = self._inner.propose(sequences, inp)
         except Exception as error:
-            self._witness.proposer_errors[f"the proposer failed: {type(error).__name__}: {error}"] = None
+            self._witness.proposer_errors[f"the proposer failed: {one_line(error)}"] = None
             raise
         self._witness.propose(sequences, drafts)
         return drafts

@@ -68,8 +68,13 @@ def build_outside(method: str, cls: type[Any], settings: Any, context: ProposerC
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of someone else's code says, whatever its shape."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    """What an error of someone else's code says, whatever its shape, and where it cannot even say it."""
+    name = type(error).__name__
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "its message cannot be read"
+    return f"{name}: {text}".removesuffix(": ")
 
 
 def _locate(method: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from specdec.core.scheduler import ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.proposers.growing import ROOT, Growth
 from specdec.step.batch import Batch
+from specdec.types import ProposerWarning
 
 
 def start_growth(sequence: Sequence, length: int, block_size: int) -> Growth:
@@ -38,9 +39,8 @@ class LengthLimit:
         room = max(0, self.max_model_len - sequence.num_tokens + 1)
         if length > room and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                f"{self.whose} takes at most {self.max_model_len} tokens; past them nothing is drafted", stacklevel=2
-            )
+            text = f"{self.whose} takes at most {self.max_model_len} tokens; past them nothing is drafted"
+            warnings.warn(ProposerWarning(text, (self.whose, "length")), stacklevel=2)
         return min(length, room)
 
 

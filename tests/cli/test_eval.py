@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -235,6 +236,17 @@ def test_a_proposer_that_is_never_right_is_an_error_after_everything_is_written(
     assert alarm is not None
     assert f"specdec: error: {alarm}" in err.splitlines()
     assert "proposer ngram: the first drafted token was accepted in 0 of " in alarm
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_file_that_cannot_be_written_is_named_and_costs_no_other(tmp_path: Path) -> None:
+    args = ("--max-tokens=40", "--timing-prompts=0", "--json=/dev/full", "--html=r.html")
+    out, err, _ = evaluate(*args, built=Built(noisy), code=1)
+    assert "Acceptance" in out
+    assert "<html" in (tmp_path / "r.html").read_text()
+    alarm, unwritten = (line for line in err.splitlines() if line.startswith("specdec: error: "))
+    assert "proposer ngram: the first drafted token was accepted in 0 of " in alarm
+    assert unwritten == f"specdec: error: cannot write /dev/full: {os.strerror(errno.ENOSPC)}"
 
 
 def test_a_baseline_is_recorded_and_bounds_the_next_run_from_below(tmp_path: Path) -> None:

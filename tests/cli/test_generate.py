@@ -127,6 +127,7 @@ def test_json_is_the_documented_object() -> None:
         "num_cached_tokens": 0,
         "speculation": {
             "proposer": "ngram",
+            "num_speculative_tokens": 4,
             "verifier": "greedy",
             "exactness": "bytes",
             "num_drafts": 3,
@@ -138,6 +139,13 @@ def test_json_is_the_documented_object() -> None:
         },
         "timing": {"load_s": 1.5, "ttft_s": 0.5, "decode_s": 2.0, "decode_tokens_per_s": 2.0},
     }
+
+
+def test_json_tells_how_far_each_request_was_drafted() -> None:
+    lines = ('{"prompt": "a", "num_speculative_tokens": 7}', '{"prompt": "b"}', '{"prompt": "c", "proposer": "none"}')
+    result = generate("--raw", "--json", "-k3", "--prompts-file=-", input="\n".join(lines))
+    told = [json.loads(line)["speculation"] for line in result.stdout.splitlines()]
+    assert [each["num_speculative_tokens"] for each in told] == [7, 3, 0]
 
 
 def test_json_has_a_line_for_each_prompt_in_input_order() -> None:

@@ -232,3 +232,11 @@ def test_what_only_the_engine_can_refuse_names_the_prompt_too() -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.error == "standard input, line 2: the prompt has 201 tokens; the model takes 200"
+
+
+def test_an_unknown_proposer_is_told_each_known_one_once_and_how_ones_own_is_named() -> None:
+    error = refused('{"prompt": "a", "proposer": "ngrm"}')
+    known = error.split("(valid: ")[1].split(")")[0].split(", ")
+    assert "ngram" in known
+    assert len(known) == len(set(known))
+    assert "'package.module:Class', in --proposer, --speculative-config or --config" in error

@@ -196,6 +196,8 @@ def test_bad_input_is_one_line_before_any_model_work(
     ("line", "message"),
     [
         ({"prompt_token_ids": [1, 2], "temperature": 0.5}, "line 1: verify samples every prompt alike"),
+        ({"prompt_token_ids": [1, 2], "temperature": 1}, "and raw, but not temperature"),
+        ({"prompt_token_ids": [1, 2], "seed": None, "proposer": None}, "and raw, but not seed or proposer"),
         ({"prompt_token_ids": [1, 2], "proposer": "ngram"}, "line 1: verify samples every prompt alike"),
         ({"prompt_token_ids": [1, 99]}, "line 1: prompt_token_ids: 99 is outside the vocabulary"),
         ({"prompt_token_ids": [1] * 256}, "line 1: the prompt has 256 tokens; with at least one new token the model"),

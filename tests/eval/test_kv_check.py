@@ -66,6 +66,7 @@ def test_what_did_not_happen_is_said() -> None:
     checks = run(Tiny(target, own={"oracle": lambda: OracleProposer(target, 9)}), "oracle")
     assert checks[0].status == PASSED
     assert checks[0].notes == ("nothing is known of the state after a rejection: there was none",)
+    assert checks[0].unseen == ("a rejection",)
 
 
 def test_a_lone_prompt_is_preempted_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,18 +11,21 @@ import torch
 
 from specdec.core.scheduler import ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence as Sample
+from specdec.eval import kv_check
 from specdec.eval.checks import EMPTY, FAILED, PASSED
 from specdec.eval.driving import Watch
 from specdec.eval.losslessness import contexts
 from specdec.eval.verify_settings import Settings, check_settings
 from specdec.proposers import growing
+from specdec.proposers.base import ProposalInput
 from specdec.proposers.registry import PROPOSERS
 from specdec.sampling import block, coupled, rejection, trees
 from specdec.sampling.emission import law
 from specdec.sampling.process import Span
-from specdec.types import Verdict
-from tests.eval.tiny import config, layered, named, scripted, tiny_for, verify
+from specdec.types import Draft, ProposerWarning, Verdict
+from tests.eval.tiny import Tiny, config, layered, named, scripted, tiny_for, verify
 from tests.sampling.wrong import recover_from_next_row, subtract_drafted_token_only
+from tests.toys import RandomProposer, ScriptedModel
 
 METHODS = sorted(set(PROPOSERS) - {"none"})
 CASES = [("auto", 0.0), ("coupled", 0.8), ("rejection", 0.8), ("block", 0.8)]
@@ -210,11 +214,78 @@ def test_an_accepted_token_that_is_not_the_targets_is_no_tie(monkeypatch: pytest
     assert named(report, "target KV").faults
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("error", [AssertionError("odd"), ValueError("odd"), KeyError("odd")])
+def test_a_check_that_breaks_down_is_a_verdict(
+    temperature: float, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kv_check, "recompute", breaks)
+    report = verify(scripted(), config("suffix"), temperature, draws=64)
+    assert not report.is_verified
+    broken = named(report, "equality" if temperature == 0 else "cached state")
+    assert (broken.status, broken.broke_down) == (FAILED, True)
+    assert report.verdict.startswith(f"NOT verified: {broken.name}: broke down: {type(error).__name__}: ")
+    assert "odd" in report.verdict
+    assert "(test_losslessness.py, line " in report.verdict
+
+
+def test_what_a_part_found_before_it_broke_down_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(coupled, "_child", lambda draft, node, token: next(iter(draft.children(node)), None))
+    monkeypatch.setattr(kv_check, "recompute", breaks)
+    report = verify(scripted(), config("suffix"))
+    assert {check.name for check in report.failed} >= {"greedy equality", "equality"}
+    assert report.verdict.startswith("NOT lossless: greedy equality: ")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_proposer_that_changes_the_committed_tokens_is_told(temperature: float) -> None:
+    class Grows(RandomProposer):
+        def propose(self, sequences: Sequence[Sample], inp: ProposalInput) -> list[Draft]:
+            sequences[0].token_ids.append(7)
+            return super().propose(sequences, inp)
+
+    models = Tiny(scripted().target, own={"grows": lambda: Grows(13)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ProposerWarning)
+        report = verify(models, config("grows"), temperature, draws=64)
+    assert not report.is_verified
+    assert not any(check.broke_down for check in report.checks)
+    if temperature:
+        assert "the committed tokens of a sequence are read-only" in named(report, "law").faults[0]
+
+
 def test_nothing_drafted_verifies_nothing() -> None:
     report = verify(scripted(), config("ngram"), prompts=[(1, 2, 3)], max_tokens=3)
     assert not report.is_verified
     assert named(report, "greedy equality").status == EMPTY
     assert report.verdict.startswith("NOT verified: greedy equality: no draft was verified in")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_never_happened_is_in_the_last_line(temperature: float) -> None:
+    """Every drafted token is wrong, as far as the target has a say."""
+
+    class Wrong(RandomProposer):
+        def propose(self, sequences: Sequence[Sample], inp: ProposalInput) -> list[Draft]:
+            return [Draft((12,) * length) for length in inp.lengths]
+
+    right = scripted().target
+    assert isinstance(right, ScriptedModel)
+    bias = torch.tensor([0.0] * 12 + [-40.0])
+    target = ScriptedModel(lambda prefix: (right.logits(prefix) + bias).numpy(), 13)
+    report = verify(Tiny(target, own={"wrong": lambda: Wrong(13)}), config("wrong", verifier="auto"), temperature)
+    assert report.is_verified
+    assert "never happened: " in report.verdict
+    assert "a draft that was accepted whole" in report.verdict
+    assert temperature or "an accepted drafted token (so no row after one, no bonus row" in report.verdict
+    everything = verify(scripted(), config("suffix"))
+    assert "never happened" not in everything.verdict
 
 
 @pytest.mark.parametrize(("after", "names"), [(3, []), (60, [])])

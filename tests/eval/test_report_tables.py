@@ -89,11 +89,18 @@ def test_a_run_with_shorter_drafts_has_dashes_for_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exactness", "text"),
+    ("exactness", "drafts", "text"),
     [
-        (Exactness("greedy", "bytes", True, 1000, 1000), "checked: 1,000 of 1,000 equal"),
-        (Exactness("rejection", "distribution", False), "not checked in this run"),
+        (Exactness("greedy", "bytes", True, 1000, 1000), 9, "checked: 1,000 of 1,000 equal"),
+        (
+            Exactness("greedy", "bytes", True, 1000, 1000),
+            0,
+            "not checked, for no draft was verified: 1,000 of 1,000 equal",
+        ),
+        (Exactness("rejection", "distribution", False), 9, "not checked in this run"),
     ],
 )
-def test_whether_exactness_was_checked(exactness: Exactness, text: str) -> None:
-    assert report_tables.checked(exactness) == text
+def test_whether_exactness_was_checked(exactness: Exactness, drafts: int, text: str) -> None:
+    own = run()
+    groups = tuple(replace(each, num_drafts=drafts) for each in own.groups)
+    assert report_tables.checked(replace(own, exactness=exactness, groups=groups)) == text

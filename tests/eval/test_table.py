@@ -18,6 +18,13 @@ def result() -> Result:
     return evaluate(engine, toy_plan(engine, temperatures=[0.0, 0.7]), "c", load=0.5)
 
 
+def test_without_a_draft_nothing_counts_as_checked(result: Result) -> None:
+    first = result.runs[0]
+    undrafted = replace(first, groups=tuple(replace(group, num_drafts=0) for group in first.groups))
+    text = table(replace(result, runs=(undrafted,)))
+    assert "no draft was verified, so nothing was checked: 6 of 6 outputs are plain decoding's tokens" in text
+
+
 def rows(text: str, first: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.split()[:1] == [first]]
 

@@ -99,7 +99,7 @@ def test_one_that_fails_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> Non
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         assert tokens(generate(engine, PROMPTS, params)) == tokens(plain)
-    assert "gives no draft this step: RuntimeError('no idea')" in str(told[0].message)
+    assert "gives no draft this step: RuntimeError: no idea" in str(told[0].message)
 
 
 @pytest.mark.model
