@@ -1,9 +1,9 @@
 """Chooses for each sequence who drafts next and how many tokens, to commit the most tokens a second.
 
 One decision a step and sequence, before anything is drafted, from what is known by then: T(M) of this machine, what
-drafts cost, how often they were accepted, and what proposers say they have to go by. What was drafted is told afterwards
-as numbers, never as tokens, and what was asked for is submitted: so no token is dropped for what it is, which would
-change the distribution (see `tests/engine/test_auto.py` for one that does).
+drafts cost, how often they were accepted, and what proposers say they have to go by. What was drafted is told later as
+numbers, never as tokens, and all of it is submitted: so no token is dropped for what it is, which would change the
+distribution (`tests/engine/test_auto.py` shows one that does).
 
 It reads no clock: seconds come from the step's record.
 """
@@ -159,12 +159,16 @@ class Controller:
         self._tallies.hint_seconds += seconds
         self._charge(member, self._without_catch_up(member, candidates, seconds))
 
-    def followed(self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float) -> None:
-        """A member followed sequences without drafting, which had this many tokens new to it."""
+    def followed(
+        self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool
+    ) -> None:
+        """A member followed sequences without drafting, which had this many tokens new to it. Following prompts is part
+        of their processing, and is not charged."""
         late = self._without_catch_up(member, sequences, seconds)
         self.beliefs.following[member].observe(num_missed, seconds)
-        self._tallies.follow_seconds += seconds
-        self._charge(member, late)
+        if not in_prompt:
+            self._tallies.follow_seconds += seconds
+            self._charge(member, late)
 
     def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
         """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
@@ -175,7 +179,9 @@ class Controller:
         believed = self._without_catch_up(member, sequences, seconds) / len(mine)
         late = sum(self.beliefs.catch_up_seconds(each.candidate, each.option.member) for each, _, _ in mine) / len(mine)
         length = round(sum(each.option.length for each, _, _ in mine) / len(mine))
-        believed = self.beliefs.drafting[member].observe(length, max(0.0, believed - late)) + late
+        cost = self.beliefs.drafting[member]
+        believed = max(believed - late, min(seconds / len(mine), cost.seconds(length)))
+        believed = cost.observe(length, believed) + late
         for each, depth, nodes in mine:
             each.drafting = believed
             option = each.option

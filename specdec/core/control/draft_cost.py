@@ -1,4 +1,4 @@
-"""What it takes a proposer to draft for one sequence, as a line over the length: a moving fit that outliers hardly move.
+"""What a draft for one sequence takes, as a line over its length: a moving fit that outliers hardly move.
 
 A lookup costs the same for any length, a draft model so much for each token; both are lines.
 """

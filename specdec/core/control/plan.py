@@ -1,9 +1,9 @@
 """The drafts of one step that promise the most tokens a second (arXiv 2406.14066, 2607.05147).
 
 A step computes the rows of all its sequences together, so a draft that pays alone may not pay in a batch. Alone, a
-sequence takes the best of every member and length. In a batch each first takes the member that is best at the price that
-a row has there; then the positions of all drafts are admitted, likeliest first, and the best prefix is kept. (Not the
-first at which the rate drops: T has steps.)
+sequence takes the best of every member and length. In a batch each first takes the member that is best at the price of
+a row there; then the positions of all drafts are admitted, likeliest first, and the best prefix is kept. (Not the first
+at which the rate drops: T has steps.)
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def _more(cost: StepCost, rows: int, num_candidates: int) -> More:
     return lambda extra: price * extra
 
 
-def _best_alone(
-    candidate: Candidate, members: Many[Member], beliefs: Beliefs, more: More, base: float
-) -> list[Option]:
+def _best_alone(candidate: Candidate, members: Many[Member], beliefs: Beliefs, more: More, base: float) -> list[Option]:
     """The options of the member that is best for a sequence, up to the best length; none where plain is better."""
     best, rate = [], MARGIN / base if base > 0 else 0.0
     for member in members:

@@ -16,19 +16,16 @@ MOST_HINT = 7
 
 @dataclass(frozen=True)
 class Member:
-    """A proposer that may be chosen. A chain may have any length up to `length`; a tree of `nodes` rows only that."""
+    """A proposer that may be chosen. A chain may have any length up to `length`; a tree, of `nodes` rows, only that."""
 
     name: str
     length: int
     nodes: int
+    is_tree: bool = False
     has_kv: bool = False
     """It must compute what was committed since it was last asked, before it can draft."""
     learns: bool = False
     """It learns from the steps at which it is asked."""
-
-    @property
-    def is_tree(self) -> bool:
-        return self.nodes > self.length
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A machine of numbers for the controller: a clock that only advances as scripted, proposers that are right as scripted.
+"""A machine of numbers for the controller: its clock advances and its proposers are right as scripted.
 
 No engine and no tokens: what a step takes, what a draft costs and how many positions of it are accepted are functions
 of the step's number and of a counter-based uniform, so every run is the same.
@@ -55,7 +55,8 @@ class Machine:
 
     def controller(self) -> Controller:
         members = [
-            Member(name, each.length, each.nodes or each.length, each.has_kv) for name, each in self.scripts.items()
+            Member(name, each.length, each.nodes or each.length, bool(each.nodes), each.has_kv)
+            for name, each in self.scripts.items()
         ]
         controller = Controller(members, StepCost({size: self.step_seconds(size) for size in SIZES}))
         for name, each in self.scripts.items():
