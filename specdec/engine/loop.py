@@ -8,13 +8,15 @@ from dataclasses import replace
 
 from specdec.config import EXACTNESS, EngineConfig
 from specdec.core.block_manager import BlockManager
+from specdec.core.control.explanation import Explanation
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.core.stopping import visible_text
 from specdec.engine.portfolio import build_controller
+from specdec.engine.readings import readings
 from specdec.engine.requests import Prompt, RequestBuilder, TargetFacts
 from specdec.engine.speculation import Speculation
-from specdec.metrics import EngineMetrics, EngineState, SampleClock
+from specdec.metrics import EngineMetrics, EngineState, Reading, SampleClock
 from specdec.runner import Runner
 from specdec.step.memory import MemoryPlan
 from specdec.step.record import StepRecord
@@ -97,6 +99,7 @@ class Engine:
             max_model_len=self._requests.max_model_len,
             max_draft_length=max(self._requests.proposers.values()),
             state=self._state,
+            readings=self._readings,
         )
 
     @staticmethod
@@ -235,6 +238,15 @@ class Engine:
         Tokens, drafts and ends are counted as they are returned: sums over the outputs equal the counters.
         """
         return self._counts.render()
+
+    def explain_speculation(self) -> Explanation | None:
+        """What the proposer `auto` chose so far, and from which figures; None if the engine has not got it."""
+        controller = self.speculation.controller
+        return None if controller is None else controller.explain()
+
+    def _readings(self) -> list[Reading]:
+        explanation = self.explain_speculation()
+        return [] if explanation is None else readings(explanation)
 
     def _state(self) -> EngineState:
         scheduler = self.scheduler
