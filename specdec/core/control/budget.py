@@ -15,7 +15,9 @@ PROBE_SHARE = 0.006
 LOSS_SHARE = 0.004
 """The same for all accounts together."""
 GRANT = 1.0
-"""Plain steps that all accounts begin with together, and the credit too."""
+"""Plain steps that all accounts begin with together."""
+FIRST_CREDIT = 0.5
+"""The same for probes."""
 MOST_SAVED = 6.0
 """Plain steps that an account may hold."""
 DEEPEST = -2.0
@@ -31,7 +33,7 @@ class Budget:
         names = tuple(members)
         self._share = 1 / max(1, len(names))
         self.accounts = dict.fromkeys(names, GRANT * plain * self._share)
-        self.credit = GRANT * plain
+        self.credit = FIRST_CREDIT * plain
         self.spent = 0.0
         """What probes have lost."""
         self._dearest = 0.0
