@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from specdec.core.control.acceptance import HINT_FADE, OWN_FADE, PRIOR, PROPOSER_FADE, Tally, conditional
@@ -12,8 +12,49 @@ from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Member, Opti
 NEGLIGIBLE = 0.02
 """A position less likely than this to be accepted is not worth a thought, nor are those after it."""
 
-More = Callable[[int], float]
-"""Seconds that so many rows more add to a step."""
+FRESH_FOR = 8
+"""Steps for which an expectation stands, while only other sequences tell something new."""
+
+
+@dataclass(slots=True)
+class Reach:
+    """Expected of a member for a sequence: by position the tokens accepted so far, and the share of drafts that have
+    it; and the rows of a tree."""
+
+    gains: list[float]
+    shares: list[float]
+    nodes: float
+    until: int = 0
+
+
+@dataclass(slots=True)
+class Ladder:
+    """What each length of a member's draft brings and costs. Lists are by position, and may end before `limit`: further
+    positions bring nothing."""
+
+    member: Member
+    hint: int
+    limit: int
+    gains: list[float]
+    shares: list[float]
+    nodes: float
+    base: float
+    """Seconds to draft, whatever the length."""
+    slope: float
+    """Seconds for each token."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many lengths there are to choose from, for a chain."""
+        return min(self.limit, len(self.gains))
+
+    def option(self, length: int, verifying: float) -> Option:
+        """One of the lengths; `verifying`: seconds that its rows add to a step."""
+        if self.member.is_tree:
+            gain, rows = self.gains[min(length, len(self.gains)) - 1], self.shares[0] * self.nodes
+        else:
+            gain, rows = self.gains[length - 1], sum(self.shares[:length])
+        return Option(self.member, self.hint, length, gain, rows, self.base + self.slope * length, verifying)
 
 
 @dataclass
@@ -23,10 +64,14 @@ class Known:
     tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     """By member the step at which it was last asked for a draft."""
+    gaps: dict[str, int] = field(default_factory=dict)
+    """By member how many steps are to pass before it is asked again without a promise."""
     since: int | None = None
     """The step at which it was first drafted for."""
     met: set[str] = field(default_factory=set)
     """Members that have seen the sequence."""
+    reaches: dict[tuple[str, int], Reach] = field(default_factory=dict)
+    """What is expected, as it was last computed."""
 
 
 class Beliefs:
@@ -40,6 +85,11 @@ class Beliefs:
         self._proposers = {name: Tally(PROPOSER_FADE) for name in self.members}
         self._hints: dict[tuple[str, int, bool], Tally] = {}
         self._sequences: dict[Hashable, Known] = {}
+        self._now = 0
+
+    def tick(self) -> None:
+        """A step begins."""
+        self._now += 1
 
     def known(self, key: Hashable) -> Known:
         """What is known of a sequence; nothing of a new one."""
@@ -63,40 +113,46 @@ class Beliefs:
             own = tallies[member, hint] = Tally(OWN_FADE)
         for tally in (self._proposers[member], self._by_hint(member, hint, is_greedy), own):
             tally.verified(depth, accepted)
+        self.known(key).reaches.pop((member, hint), None)
 
-    def options(self, candidate: Candidate, member: Member, more: More) -> list[Option]:
-        """What each length would bring, shortest first; none where the member has nothing to go by."""
+    def ladder(self, candidate: Candidate, member: Member) -> Ladder | None:
+        """What each length would bring; None where the member has nothing to go by."""
         hint = candidate.hints.get(member.name, UNKNOWN)
         limit = min(member.length, candidate.kv_length if member.has_kv else candidate.length)
         if hint == NOTHING or limit <= 0:
-            return []
-        known = self._sequences.get(candidate.key)
-        own = None if known is None else known.tallies.get((member.name, hint))
-        shared, by_hint = self._proposers[member.name], self._by_hint(member.name, hint, candidate.is_greedy)
+            return None
         cost = self.drafting[member.name]
-        late = self.catch_up_seconds(candidate, member)
-        found: list[Option] = []
-        before, share, alive = PRIOR, 1.0, 1.0
-        gain = rows = verifying = last = 0.0
-        for position in range(limit):
+        late = self.catch_up_seconds(candidate, member) if member.has_kv else 0.0
+        reach = self._reach(candidate, member, hint)
+        return Ladder(member, hint, limit, reach.gains, reach.shares, reach.nodes, late + cost.base, cost.slope)
+
+    def _reach(self, candidate: Candidate, member: Member, hint: int) -> Reach:
+        """The expectation for a sequence, computed anew when its own counts changed, and now and then for others'."""
+        known = self._sequences.get(candidate.key)
+        if known is None:
+            return self._expect(candidate, member, hint, None)
+        found = known.reaches.get((member.name, hint))
+        if found is None or found.until < self._now:
+            found = self._expect(candidate, member, hint, known.tallies.get((member.name, hint)))
+            found.until = self._now + FRESH_FOR
+            known.reaches[member.name, hint] = found
+        return found
+
+    def _expect(self, candidate: Candidate, member: Member, hint: int, own: Tally | None) -> Reach:
+        shared, by_hint = self._proposers[member.name], self._by_hint(member.name, hint, candidate.is_greedy)
+        before, share, alive, gain = PRIOR, 1.0, 1.0, 0.0
+        gains: list[float] = []
+        shares: list[float] = []
+        for position in range(member.length):
             before = conditional(shared, by_hint, own, position, before)
             share *= by_hint.share_given(position)
             alive *= before
             gain += alive * share
-            if not member.is_tree:
-                grown = more(position + 1)
-                rows += share
-                verifying += share * (grown - last)
-                last = grown
-                drafting = late + cost.seconds(position + 1)
-                found.append(Option(member, hint, position + 1, gain, rows, drafting, verifying))
+            gains.append(gain)
+            shares.append(share)
             if alive * share < NEGLIGIBLE:
                 break
-        if member.is_tree:
-            share, nodes = by_hint.share_given(0), by_hint.nodes or float(member.nodes)
-            verifying = share * more(round(nodes))
-            return [Option(member, hint, limit, gain, share * nodes, late + cost.seconds(limit), verifying)]
-        return found
+        return Reach(gains, shares, by_hint.nodes or float(member.nodes))
 
     def catch_up_seconds(self, candidate: Candidate, member: Member) -> float:
         """What it costs a member with KV to see what it missed of a sequence."""

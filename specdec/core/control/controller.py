@@ -21,8 +21,8 @@ from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Choice, Member, Option, Outcome
 
-PROBE_GAP = 8
-"""Steps between two looks at the same proposer for the same sequence, at least."""
+PROBE_GAP, WIDEST_GAP = 8, 32
+"""Steps between two looks at the same proposer for the same sequence, at least; twice as many after each in vain."""
 FOLLOWS_FOR = 16
 """Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
 ATTENTIVE = 32
@@ -76,6 +76,7 @@ class Controller:
     def choose(self, candidates: Many[Candidate], rows: int) -> list[Choice]:
         """The step's decision. `rows` are computed in any case: one for each candidate, and others'."""
         self._step += 1
+        self.beliefs.tick()
         self._pending.clear()
         usable = [member for member in self.members if not self.budget.is_off(member.name)]
         plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
@@ -120,21 +121,24 @@ class Controller:
         if not self.members or self.budget.credit <= 0:
             return None
         candidate, member, planned = candidates[index], self.members[turn], plan.options[index]
-        last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
-        if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
+        known = self.beliefs.known(candidate.key)
+        due = known.asked.get(member.name, -WIDEST_GAP) + known.gaps.get(member.name, PROBE_GAP)
+        if self._step < due or (planned is not None and planned.member is member):
             return None
         if candidate.hints.get(member.name, UNKNOWN) == NOTHING:
             return None
-        step = self.cost.seconds(rows)
-        options = self.beliefs.options(candidate, member, lambda extra: self.cost.seconds(rows + extra) - step)
-        if not options:
+        ladder = self.beliefs.ladder(candidate, member)
+        if ladder is None:
             return None
+        length = ladder.limit if member.is_tree else 1
+        added = round(ladder.nodes) if member.is_tree else 1
+        option = ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
         forgone = 0.0 if planned is None else max(0.0, self._saving(planned.gain, len(candidates)) - planned.seconds)
-        if not self.budget.affords(options[0].seconds + forgone):
+        if not self.budget.affords(option.seconds + forgone):
             return None
         self._pending.pop(candidate.key, None)
-        self._expect(candidate, options[0], is_probe=True, forgone=forgone)
-        return index, Choice(member.name, options[0].length, is_probe=True)
+        self._expect(candidate, option, is_probe=True, forgone=forgone)
+        return index, Choice(member.name, length, is_probe=True)
 
     def _saving(self, accepted: float, num_sequences: int) -> float:
         """Seconds in which plain decoding would commit so many tokens."""
@@ -231,6 +235,8 @@ class Controller:
         without = self.cost.seconds(rows - outcome.nodes)
         lost = self.cost.seconds(rows) - without + pending.drafting
         saved = self._saving(outcome.accepted, max(1, num_sequences)) - lost
+        gaps = self.beliefs.known(outcome.key).gaps
+        gaps[name] = PROBE_GAP if outcome.accepted else min(WIDEST_GAP, 2 * gaps.get(name, PROBE_GAP))
         if pending.is_probe:
             self.budget.probed(max(0.0, pending.forgone - saved))
         if not pending.is_probe or saved > 0:

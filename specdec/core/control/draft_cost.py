@@ -18,11 +18,11 @@ class DraftCost:
     def __init__(self) -> None:
         self.num_observed = 0
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
-        self._base = self._slope = 0.0
+        self.base = self.slope = 0.0
 
     def seconds(self, length: int) -> float:
         """Of a draft of that length; 0 while nothing is known."""
-        return max(0.0, self._base + self._slope * length)
+        return max(0.0, self.base + self.slope * length)
 
     def observe(self, length: int, seconds: float) -> float:
         """A draft took so long; what of it is believed."""
@@ -43,6 +43,6 @@ class DraftCost:
         variance = self._xx / self._weight - mean_x * mean_x
         if variance > LEAST_SPREAD:
             slope = (self._xy / self._weight - mean_x * mean_y) / variance
-            self._slope = max(0.0, min(slope, mean_y / mean_x))
-        self._slope = min(self._slope, mean_y / mean_x) if mean_x > 0 else 0.0
-        self._base = mean_y - self._slope * mean_x
+            self.slope = max(0.0, min(slope, mean_y / mean_x))
+        self.slope = min(self.slope, mean_y / mean_x) if mean_x > 0 else 0.0
+        self.base = mean_y - self.slope * mean_x

@@ -11,15 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
-from specdec.core.control.beliefs import Beliefs, More
+from specdec.core.control.beliefs import Beliefs, Ladder
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import Candidate, Member, Option
+from specdec.types import MAX_DRAFT_NODES
 
 MARGIN = 1.01
 """How much faster than plain decoding a plan must promise to be."""
 TYPICAL_ROWS = 4
 """Rows of a draft at which a row's price in a batch is taken."""
+
+
+HOPELESS = 0.9
+"""A rate below this share of the best ends the search for a better prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,74 +39,116 @@ class Plan:
 
 def make_plan(candidates: Many[Candidate], members: Many[Member], beliefs: Beliefs, cost: StepCost, rows: int) -> Plan:
     """The best step; `rows` are computed in any case, of which each candidate has one."""
-    base = cost.seconds(rows)
-    plain = Plan([None] * len(candidates), float(len(candidates)), base)
+    base, count = cost.seconds(rows), len(candidates)
+    plain = Plan([None] * count, float(count), base)
     if not members:
         return plain
-    more = _more(cost, rows, len(candidates))
-    chosen = [_best_alone(each, members, beliefs, more, base / len(candidates)) for each in candidates]
-    plan = _alone(chosen, base) if len(candidates) == 1 else _admit(chosen, cost, rows)
+    if count == 1:
+        most = max(max(member.length, member.nodes) for member in members)
+        option = _best(candidates[0], members, beliefs, increments(cost, rows, most), base)[1]
+        plan = plain if option is None else Plan([option], 1 + option.gain, base + option.seconds)
+    else:
+        prices = _prices(cost, rows, count)
+        best = [_best(each, members, beliefs, prices, base / count) for each in candidates]
+        plan = _admit(best, cost, rows)
     if plan.seconds <= 0 or plan.tokens * plain.seconds <= MARGIN * plain.tokens * plan.seconds:
         return plain
     return plan
 
 
-def _more(cost: StepCost, rows: int, num_candidates: int) -> More:
-    """What rows of one sequence add: as the curve says where it is alone, else their share of what all would add."""
-    base = cost.seconds(rows)
-    if num_candidates == 1:
-        return lambda extra: cost.seconds(rows + extra) - base
-    price = (cost.seconds(rows + TYPICAL_ROWS * num_candidates) - base) / (TYPICAL_ROWS * num_candidates)
-    return lambda extra: price * extra
+def increments(cost: StepCost, rows: int, most: int) -> list[float]:
+    """What the first, second, ... row more adds to a step of so many."""
+    times = [cost.seconds(rows + extra) for extra in range(most + 1)]
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
-def _best_alone(candidate: Candidate, members: Many[Member], beliefs: Beliefs, more: More, base: float) -> list[Option]:
-    """The options of the member that is best for a sequence, up to the best length; none where plain is better."""
-    best, rate = [], MARGIN / base if base > 0 else 0.0
+def _prices(cost: StepCost, rows: int, num_candidates: int) -> list[float]:
+    """The share that each row of a sequence has in what all sequences' rows add together."""
+    all_rows = TYPICAL_ROWS * num_candidates
+    return [(cost.seconds(rows + all_rows) - cost.seconds(rows)) / all_rows] * MAX_DRAFT_NODES
+
+
+def best_length(ladder: Ladder, added: Many[float], base: float, least: float) -> tuple[float, int, float]:
+    """Tokens a second of the best length of a ladder, above `least`; the length, 0 for none; and what its rows add.
+
+    `added`: seconds by row; `base`: of the sequence without a draft.
+    """
+    if ladder.member.is_tree:
+        verifying = ladder.shares[0] * sum(added[: round(ladder.nodes)])
+        gain = ladder.gains[min(ladder.limit, len(ladder.gains)) - 1]
+        rate = (1 + gain) / (base + verifying + ladder.base + ladder.slope * ladder.limit)
+        return (rate, ladder.limit, verifying) if rate > least else (least, 0, 0.0)
+    length, at_best, verifying, seconds = 0, 0.0, 0.0, base + ladder.base
+    shares, gains, slope = ladder.shares, ladder.gains, ladder.slope
+    for position in range(ladder.num_steps):
+        more = shares[position] * added[position]
+        verifying += more
+        seconds += more + slope
+        rate = (1 + gains[position]) / seconds
+        if rate > least:
+            least, length, at_best = rate, position + 1, verifying
+    return least, length, at_best
+
+
+def _best(
+    candidate: Candidate, members: Many[Member], beliefs: Beliefs, added: Many[float], base: float
+) -> tuple[Ladder | None, Option | None]:
+    """The member and length that are best for a sequence alone; none where plain decoding is."""
+    rate, found, length, verifying = MARGIN / base if base > 0 else 0.0, None, 0, 0.0
     for member in members:
-        options = beliefs.options(candidate, member, more)
-        for index, option in enumerate(options):
-            own = (1 + option.gain) / (base + option.seconds)
-            if own > rate:
-                rate, best = own, options[: index + 1]
-    return best
+        ladder = beliefs.ladder(candidate, member)
+        if ladder is not None:
+            rate, own, seconds = best_length(ladder, added, base, rate)
+            if own:
+                found, length, verifying = ladder, own, seconds
+    return (None, None) if found is None else (found, found.option(length, verifying))
 
 
-def _alone(chosen: Many[list[Option]], base: float) -> Plan:
-    option = chosen[0][-1] if chosen[0] else None
-    if option is None:
-        return Plan([None], 1.0, base)
-    return Plan([option], 1 + option.gain, base + option.seconds)
-
-
-def _admit(chosen: Many[list[Option]], cost: StepCost, rows: int) -> Plan:
+def _admit(best: Many[tuple[Ladder | None, Option | None]], cost: StepCost, rows: int) -> Plan:
     """Positions by what a row of them brings, and the prefix of them that is best."""
-    tokens, seconds = float(len(chosen)), cost.seconds(rows)
-    best, taken, admitted = (tokens / seconds, tokens, seconds), 0, []
-    extra = drafting = 0.0
-    queue = [(-_worth(options, 0), index, 0) for index, options in enumerate(chosen) if options]
+    tokens, drafting, extra = float(len(best)), 0.0, 0.0
+    seconds = cost.seconds(rows)
+    top, taken, admitted = (tokens / seconds, tokens, seconds), 0, []
+    queue = [
+        (-_worth(ladder, 0), index, 0)
+        for index, (ladder, option) in enumerate(best)
+        if ladder is not None and option is not None
+    ]
     heapify(queue)
     while queue:
-        _, index, place = heappop(queue)
-        option, before = chosen[index][place], chosen[index][place - 1] if place else None
-        tokens += option.gain - (before.gain if before else 0.0)
-        extra += option.rows - (before.rows if before else 0.0)
-        drafting += option.drafting - (before.drafting if before else 0.0)
+        _, index, position = heappop(queue)
+        ladder, option = best[index]
+        assert ladder is not None
+        assert option is not None
+        gain, more, draft = _step_up(ladder, option, position)
+        tokens, extra, drafting = tokens + gain, extra + more, drafting + draft
+        admitted.append((index, option.length if ladder.member.is_tree else position + 1))
         seconds = cost.seconds(rows + round(extra)) + drafting
-        admitted.append((index, option))
-        if tokens / seconds > best[0]:
-            best, taken = (tokens / seconds, tokens, seconds), len(admitted)
-        if place + 1 < len(chosen[index]):
-            heappush(queue, (-_worth(chosen[index], place + 1), index, place + 1))
-    options: list[Option | None] = [None] * len(chosen)
-    for index, option in admitted[:taken]:
-        options[index] = option
-    return Plan(options, best[1], best[2])
+        if tokens > top[0] * seconds:
+            top, taken = (tokens / seconds, tokens, seconds), len(admitted)
+        elif tokens < HOPELESS * top[0] * seconds:
+            break
+        if not ladder.member.is_tree and position + 1 < option.length:
+            heappush(queue, (-_worth(ladder, position + 1), index, position + 1))
+    lengths = dict(admitted[:taken])
+    options = [
+        None if ladder is None or index not in lengths else ladder.option(lengths[index], 0.0)
+        for index, (ladder, _) in enumerate(best)
+    ]
+    return Plan(options, top[1], top[2])
 
 
-def _worth(options: Many[Option], place: int) -> float:
-    """Tokens that a row of this step up brings."""
-    gain, rows = options[place].gain, options[place].rows
-    if place:
-        gain, rows = gain - options[place - 1].gain, rows - options[place - 1].rows
-    return gain / max(rows, 1e-9)
+def _worth(ladder: Ladder, position: int) -> float:
+    """Tokens that a row of this position brings."""
+    if ladder.member.is_tree:
+        return ladder.gains[-1] / max(ladder.shares[0] * ladder.nodes, 1e-9)
+    gains = ladder.gains
+    return (gains[position] - (gains[position - 1] if position else 0.0)) / max(ladder.shares[position], 1e-9)
+
+
+def _step_up(ladder: Ladder, option: Option, position: int) -> tuple[float, float, float]:
+    """What one position more, or a whole tree, brings in tokens, rows and seconds of drafting."""
+    if ladder.member.is_tree:
+        return option.gain, option.rows, option.drafting
+    gain = ladder.gains[position] - (ladder.gains[position - 1] if position else 0.0)
+    return gain, ladder.shares[position], ladder.slope + (0.0 if position else ladder.base)

@@ -79,7 +79,7 @@ class Option:
     drafting: float
     """Seconds."""
     verifying: float
-    """Seconds that the rows add to the step."""
+    """Seconds that the rows add to the step; 0 in a batch, where they add to it together."""
 
     @property
     def seconds(self) -> float:
