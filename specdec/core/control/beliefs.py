@@ -64,8 +64,6 @@ class Known:
     tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     """By member the step at which it was last asked for a draft."""
-    gaps: dict[str, int] = field(default_factory=dict)
-    """By member how many steps are to pass before it is asked again without a promise."""
     since: int | None = None
     """The step at which it was first drafted for."""
     met: set[str] = field(default_factory=set)

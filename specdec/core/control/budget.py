@@ -3,7 +3,8 @@
 Estimates may be wrong, and an adversary may make them so. Therefore each proposer has an account in seconds: what its
 drafts saved comes in, up to a limit, and what they cost goes out. Below zero it is switched off until the trickle, a
 small share of the time that was spent decoding, has paid for it. Probes, which go against the estimates, are paid from
-a credit of their own, another such share. So what all of it loses is at most the grants and these two shares.
+another such share, in equal parts for all proposers: a cheap one is looked at often and a dear one rarely, and neither
+at the other's cost. So what all of it loses is at most the grants and these two shares.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MOST_SAVED = 6.0
 """Plain steps that an account may hold."""
 DEEPEST = -2.0
 """Plain steps that an account may owe: what the estimates know of by then keeps a dear proposer off."""
-MOST_CREDIT = 3.0
-"""Plain steps that the credit may hold, unless a probe costs more."""
+MOST_CREDIT = 1.0
+"""Plain steps that a credit may hold, unless a probe costs more."""
 
 
 class Budget:
@@ -33,10 +34,11 @@ class Budget:
         names = tuple(members)
         self._share = 1 / max(1, len(names))
         self.accounts = dict.fromkeys(names, GRANT * plain * self._share)
-        self.credit = FIRST_CREDIT * plain
+        self.credits = dict.fromkeys(names, FIRST_CREDIT * plain * self._share)
+        """For probes."""
         self.spent = 0.0
         """What probes have lost."""
-        self._dearest = 0.0
+        self._wanted = dict.fromkeys(names, 0.0)
 
     def is_off(self, member: str) -> bool:
         """Whether a member's account is overdrawn."""
@@ -44,21 +46,22 @@ class Budget:
 
     def elapsed(self, seconds: float, plain: float) -> None:
         """So much time was spent decoding."""
-        self.credit = min(max(MOST_CREDIT * plain, self._dearest), self.credit + PROBE_SHARE * seconds)
-        trickle = LOSS_SHARE * self._share * seconds
+        own = self._share * seconds
         for member in self.accounts:
-            self.add(member, trickle, plain)
+            self.add(member, LOSS_SHARE * own, plain)
+            most = max(MOST_CREDIT * plain, self._wanted[member])
+            self.credits[member] = min(most, self.credits[member] + PROBE_SHARE * own)
 
     def add(self, member: str, seconds: float, plain: float) -> None:
         """A member saved so many seconds, or lost them if negative."""
         self.accounts[member] = min(MOST_SAVED * plain, max(DEEPEST * plain, self.accounts[member] + seconds))
 
-    def affords(self, seconds: float) -> bool:
-        """Whether a probe may lose so much."""
-        self._dearest = max(seconds, self._dearest * 0.999)
-        return seconds <= self.credit
+    def affords(self, member: str, seconds: float) -> bool:
+        """Whether a probe of a member may lose so much."""
+        self._wanted[member] = seconds
+        return seconds <= self.credits[member]
 
-    def probed(self, seconds: float) -> None:
+    def probed(self, member: str, seconds: float) -> None:
         """A probe lost so much."""
-        self.credit -= seconds
+        self.credits[member] -= seconds
         self.spent += seconds

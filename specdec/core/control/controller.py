@@ -21,8 +21,8 @@ from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Choice, Member, Option, Outcome
 
-PROBE_GAP, WIDEST_GAP = 8, 32
-"""Steps between two looks at the same proposer for the same sequence, at least; twice as many after each in vain."""
+PROBE_GAP = 4
+"""Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
 FOLLOWS_FOR = 16
 """Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
 ATTENTIVE = 32
@@ -118,12 +118,11 @@ class Controller:
     def _probe(self, candidates: Many[Candidate], plan: Plan, rows: int) -> tuple[int, Choice] | None:
         """One sequence and member of this step that go against the plan, if that is due and can be paid for."""
         index, turn = self._step % len(candidates), self._step // len(candidates) % max(1, len(self.members))
-        if not self.members or self.budget.credit <= 0:
+        if not self.members:
             return None
         candidate, member, planned = candidates[index], self.members[turn], plan.options[index]
-        known = self.beliefs.known(candidate.key)
-        due = known.asked.get(member.name, -WIDEST_GAP) + known.gaps.get(member.name, PROBE_GAP)
-        if self._step < due or (planned is not None and planned.member is member):
+        last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
+        if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
             return None
         if candidate.hints.get(member.name, UNKNOWN) == NOTHING:
             return None
@@ -134,7 +133,7 @@ class Controller:
         added = round(ladder.nodes) if member.is_tree else 1
         option = ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
         forgone = 0.0 if planned is None else max(0.0, self._saving(planned.gain, len(candidates)) - planned.seconds)
-        if not self.budget.affords(option.seconds + forgone):
+        if not self.budget.affords(member.name, option.seconds + forgone):
             return None
         self._pending.pop(candidate.key, None)
         self._expect(candidate, option, is_probe=True, forgone=forgone)
@@ -235,10 +234,8 @@ class Controller:
         without = self.cost.seconds(rows - outcome.nodes)
         lost = self.cost.seconds(rows) - without + pending.drafting
         saved = self._saving(outcome.accepted, max(1, num_sequences)) - lost
-        gaps = self.beliefs.known(outcome.key).gaps
-        gaps[name] = PROBE_GAP if outcome.accepted else min(WIDEST_GAP, 2 * gaps.get(name, PROBE_GAP))
         if pending.is_probe:
-            self.budget.probed(max(0.0, pending.forgone - saved))
+            self.budget.probed(name, max(0.0, pending.forgone - saved))
         if not pending.is_probe or saved > 0:
             self.budget.add(name, saved, self.cost.seconds(1))
 
