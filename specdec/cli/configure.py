@@ -106,6 +106,9 @@ def build_config(
     speculative = _choose(config.speculative, proposer, num_speculative_tokens, proposer_settings)
     if is_auto:
         speculative = _choose(speculative, AUTO, num_speculative_tokens, {})
+    if num_speculative_tokens is None:
+        room = settings.get("max_num_batched_tokens", config.max_num_batched_tokens) - 1
+        speculative = tuple(_fitted(entry, room) for entry in speculative)
     _check_proposers(speculative)
     return replace(config, **settings, speculative=speculative)
 
@@ -172,6 +175,13 @@ def _choose(
     if k is not None:
         listed = tuple(replace(entry, num_speculative_tokens=k) for entry in listed)
     return () if all(entry.method == "none" for entry in listed) else listed
+
+
+def _fitted(entry: SpeculativeConfig, room: int) -> SpeculativeConfig:
+    """`auto` drafts at most so much, and no more than fits a step."""
+    if entry.method != AUTO or room < 1:
+        return entry
+    return replace(entry, num_speculative_tokens=min(entry.num_speculative_tokens, room))
 
 
 def _default_entry(proposer: str) -> SpeculativeConfig:
