@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 
 from specdec.config import AUTO
 from specdec.core.control.controller import Controller
-from specdec.core.control.types import Candidate, Choice, Outcome
+from specdec.core.control.types import MOST_HINT, NOTHING, Candidate, Choice, Outcome
 from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.runner import Answer, Runner
@@ -84,7 +84,7 @@ class Speculation:
             told = self.runner.hints(name, sequences, record)
             if told is not None:
                 for own, hint in zip(hints, told, strict=True):
-                    own[name] = hint
+                    own[name] = max(NOTHING, min(MOST_HINT, hint))
                 self.controller.hinted(name, [(s, s.num_tokens) for s in sequences], record.hints[name])
         return hints
 

@@ -168,7 +168,8 @@ class Hinting(Protocol):
     """
 
     def hint(self, sequence: Sequence) -> int:
-        """0: it would draft nothing; else a class of its own from 1 to 7, such as the length of a match."""
+        """0: it would draft nothing, by what it has learned so far; else a class of its own, such as the length of a
+        match, from 1 to 7 (more counts as 7)."""
         ...
 
 
