@@ -49,10 +49,13 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
     return {size: max(seconds, 1e-9) for size, seconds in found.items()}
 
 
-def draft_seconds(runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]) -> float | None:
-    """Seconds of a member's longest draft; None if it has nothing to say about a sequence that no step computed."""
+def draft_seconds(
+    runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]
+) -> tuple[float, float] | None:
+    """Seconds of a member's longest draft and of a hint; None if it fails with a sequence that no step computed."""
     length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
     times = []
+    hints = [0.0]
     with _made_up(runner, scheduler, 1 + max(length, member.nodes), member) as sequence:
         for _ in range(1 + ATTEMPTS):
             record = StepRecord(clock=clock)
@@ -60,8 +63,10 @@ def draft_seconds(runner: Runner, scheduler: Scheduler, member: Member, clock: C
             if answer.draft is None:
                 return None
             times.append(record.drafts[member.name])
+            if runner.hints(member.name, [sequence], record) is not None:
+                hints.append(record.hints[member.name])
         runner.forget(sequence)
-    return min(times[1:])
+    return min(times[1:]), min(hints[1:], default=0.0)
 
 
 def _sizes(scheduler: Scheduler) -> list[int]:

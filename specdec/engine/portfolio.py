@@ -26,9 +26,9 @@ def build_controller(
     members = _members(config, entry.num_speculative_tokens, runner.proposers)
     controller = Controller(members, StepCost(step_seconds(runner, scheduler, clock)))
     for member in members:
-        seconds = draft_seconds(runner, scheduler, member, clock)
-        if seconds is not None:
-            controller.calibrated(member.name, member.length, seconds)
+        times = draft_seconds(runner, scheduler, member, clock)
+        if times is not None:
+            controller.calibrated(member.name, member.length, *times)
     return controller
 
 

@@ -80,7 +80,7 @@ class Speculation:
     def _hints(self, sequences: Many[Sequence], record: StepRecord) -> list[dict[str, int]]:
         assert self.controller is not None
         hints: list[dict[str, int]] = [{} for _ in sequences]
-        for name in self.controller.wanted_hints():
+        for name in self.controller.wanted_hints(len(sequences)):
             told = self.runner.hints(name, sequences, record)
             if told is not None:
                 for own, hint in zip(hints, told, strict=True):

@@ -84,6 +84,8 @@ class Beliefs:
         self._hints: dict[tuple[str, int, bool], Tally] = {}
         self._sequences: dict[Hashable, Known] = {}
         self._now = 0
+        self.hinting: set[str] = set()
+        """Members that give hints: where one was not asked, it is not asked for a draft either."""
 
     def tick(self) -> None:
         """A step begins."""
@@ -115,7 +117,7 @@ class Beliefs:
 
     def ladder(self, candidate: Candidate, member: Member) -> Ladder | None:
         """What each length would bring; None where the member has nothing to go by."""
-        hint = candidate.hints.get(member.name, UNKNOWN)
+        hint = candidate.hints.get(member.name, NOTHING if member.name in self.hinting else UNKNOWN)
         limit = min(member.length, candidate.kv_length if member.has_kv else candidate.length)
         if hint == NOTHING or limit <= 0:
             return None

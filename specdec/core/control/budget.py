@@ -15,9 +15,9 @@ PROBE_SHARE = 0.006
 """Of the time spent decoding, what probes may lose."""
 LOSS_SHARE = 0.004
 """The same for all accounts together."""
-GRANT = 1.0
+GRANT = 0.6
 """Plain steps that all accounts begin with together."""
-FIRST_CREDIT = 0.5
+FIRST_CREDIT = 0.3
 """The same for probes."""
 MOST_SAVED = 6.0
 """Plain steps that an account may hold."""
@@ -58,7 +58,7 @@ class Budget:
 
     def affords(self, member: str, seconds: float) -> bool:
         """Whether a probe of a member may lose so much."""
-        self._wanted[member] = seconds
+        self._wanted[member] = max(seconds, 0.99 * self._wanted[member])
         return seconds <= self.credits[member]
 
     def probed(self, member: str, seconds: float) -> None:

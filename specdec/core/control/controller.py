@@ -19,7 +19,7 @@ from specdec.core.control.budget import Budget
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Choice, Member, Option, Outcome
+from specdec.core.control.types import Candidate, Choice, Member, Option, Outcome
 
 PROBE_GAP = 4
 """Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
@@ -57,21 +57,28 @@ class Controller:
         self._pending: dict[Hashable, _Pending] = {}
         self._plan: Plan | None = None
         self._step = 0
+        self._hint_seconds = dict.fromkeys(self.beliefs.members, 0.0)
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
         self._stateful = [member for member in self.members if member.has_kv or member.learns]
 
-    def calibrated(self, member: str, length: int, seconds: float) -> None:
-        """What a draft of that length took before there was any request."""
+    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float = 0.0) -> None:
+        """What a draft of that length and a hint took before there was any request."""
         self.beliefs.drafting[member].observe(length, seconds)
+        self._hint_seconds[member] = hint_seconds
 
-    def wanted_hints(self) -> list[str]:
-        """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then."""
+    def wanted_hints(self, num_sequences: int) -> list[str]:
+        """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then; who is
+        switched off, as far as the credit for probes goes."""
         looks = self._step % NOW_AND_THEN == 0
         return [
             name
             for name, last in self._last_chosen.items()
-            if (looks or self._step - last < ATTENTIVE) and not self.budget.is_off(name)
+            if (looks or self._step - last < ATTENTIVE)
+            and self._may_hint(name, num_sequences * self._hint_seconds[name])
         ]
+
+    def _may_hint(self, member: str, seconds: float) -> bool:
+        return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
 
     def choose(self, candidates: Many[Candidate], rows: int) -> list[Choice]:
         """The step's decision. `rows` are computed in any case: one for each candidate, and others'."""
@@ -124,8 +131,6 @@ class Controller:
         last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
         if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
             return None
-        if candidate.hints.get(member.name, UNKNOWN) == NOTHING:
-            return None
         ladder = self.beliefs.ladder(candidate, member)
         if ladder is None:
             return None
@@ -160,7 +165,15 @@ class Controller:
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""
         self._tallies.hint_seconds += seconds
-        self._charge(member, self._without_catch_up(member, candidates, seconds))
+        self.beliefs.hinting.add(member)
+        sequences = list(candidates)
+        usual = len(sequences) * self._hint_seconds[member]
+        late = max(self._without_catch_up(member, sequences, seconds), min(seconds, usual))
+        self._hint_seconds[member] += (late / len(sequences) - self._hint_seconds[member]) / 4
+        if seconds > self.budget.accounts[member]:
+            self.budget.probed(member, late)
+        else:
+            self._charge(member, late)
 
     def followed(
         self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool

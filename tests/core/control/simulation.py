@@ -33,6 +33,8 @@ class Script:
     """Seconds of a draft, and of each of its tokens."""
     each: float = 0.0
     hint: Callable[[int], int] | None = None
+    hinting: float = 0.000005
+    """Seconds of a hint."""
     drafts: Callable[[int], bool] = lambda step: True
     length: int = 15
     nodes: int = 0
@@ -60,7 +62,8 @@ class Machine:
         ]
         controller = Controller(members, StepCost({size: self.step_seconds(size) for size in SIZES}))
         for name, each in self.scripts.items():
-            controller.calibrated(name, each.length, each.fixed + each.each * each.length)
+            hinting = 0.0 if each.hint is None else each.hinting
+            controller.calibrated(name, each.length, each.fixed + each.each * each.length, hinting)
         return controller
 
     def run(self, controller: Controller, steps: int, start: int = 0, keys: str = "") -> float:
@@ -72,7 +75,11 @@ class Machine:
 
     def _step(self, controller: Controller, step: int, keys: str) -> None:
         drafting = 0.0
-        wanted = [name for name in controller.wanted_hints() if self.scripts[name].hint is not None]
+        wanted = [name for name in controller.wanted_hints(self.batch) if self.scripts[name].hint is not None]
+        for name in wanted:
+            seconds = self.batch * self.scripts[name].hinting
+            controller.hinted(name, [((keys, row), 100 + step) for row in range(self.batch)], seconds)
+            drafting += seconds
         candidates = []
         for row in range(self.batch):
             hints = {name: hint(step) for name in wanted if (hint := self.scripts[name].hint) is not None}

@@ -23,6 +23,8 @@ HOPELESS: dict[str, Scripts] = {
     "adversarial": {"bad": Script(always(0.0))},
     "three of them": {name: Script(always(0.0)) for name in ("a", "b", "c")},
     "that boast": {"bad": Script(always(0.0), hint=lambda step: 1 + step % 7)},
+    "slow to tell that it has nothing": {"mute": Script(always(0.9), hint=lambda step: 0, hinting=0.5 * STEP)},
+    "slow to boast": {"bad": Script(always(0.0), hint=lambda step: 5, hinting=0.5 * STEP)},
     "slow": {"slow": Script(always(0.9), fixed=20 * STEP)},
     "rather slow": {"slow": Script(always(0.7), fixed=3 * STEP)},
     "dear for what they bring": {"dear": Script(always(0.5), each=0.6 * STEP)},
