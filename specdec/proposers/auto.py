@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 
 from specdec.config import AUTO, EngineConfig, SpeculativeConfig
 
-DEFAULT_MEMBERS = ("ngram", "suffix", "recycling")
-"""Those that need no model."""
+DEFAULT_MEMBERS = ("ngram", "suffix")
+"""Those that need no model and pay where a row costs something. Where a step of 5 rows takes 1.25 plain ones, recycling
+with 4 nodes is 1.12 times as fast as plain decoding on the built-in tasks; beside these two, which make it 1.7 to 1.8
+times, what it learns at each step costs more than it brings."""
 TREE_DEPTH = 4
 """How deep the trees of members are that are not listed for themselves."""
 
 
 @dataclass(frozen=True)
 class AutoSettings:
-    """Who may draft: names of proposers. None: those that need no model, and all that the configuration lists."""
+    """Who may draft: names of proposers. None: `DEFAULT_MEMBERS`, and all that the configuration lists."""
 
     proposers: Sequence[str] | None = None
 
@@ -40,7 +42,7 @@ class AutoSettings:
             raise ValueError(f"proposers of 'auto' names one twice: {', '.join(names)}")
 
     def num_nodes(self, num_speculative_tokens: int) -> int:
-        """The most that a proposer without a model drafts; those that the configuration lists count for themselves."""
+        """The most that a default member drafts; those that the configuration lists count for themselves."""
         from specdec.proposers.registry import num_nodes
 
         names = DEFAULT_MEMBERS if self.proposers is None else self.proposers

@@ -15,9 +15,9 @@ PROBE_SHARE = 0.006
 """Of the time spent decoding, what probes may lose."""
 LOSS_SHARE = 0.004
 """The same for all accounts together."""
-GRANT = 0.6
-"""Plain steps that all accounts begin with together."""
-FIRST_CREDIT = 0.3
+GRANT = 0.4
+"""Plain steps that an account begins with: enough for a few failures, since few prove nothing."""
+FIRST_CREDIT = 0.1
 """The same for probes."""
 MOST_SAVED = 6.0
 """Plain steps that an account may hold."""
@@ -33,8 +33,8 @@ class Budget:
     def __init__(self, members: Iterable[str], plain: float) -> None:
         names = tuple(members)
         self._share = 1 / max(1, len(names))
-        self.accounts = dict.fromkeys(names, GRANT * plain * self._share)
-        self.credits = dict.fromkeys(names, FIRST_CREDIT * plain * self._share)
+        self.accounts = dict.fromkeys(names, GRANT * plain)
+        self.credits = dict.fromkeys(names, FIRST_CREDIT * plain)
         """For probes."""
         self.spent = 0.0
         """What probes have lost."""

@@ -123,7 +123,7 @@ def test_what_is_lost_is_bounded_by_the_grants_and_shares(events: list[tuple[boo
             lost += seconds
         budget.elapsed(1.0, 1.0)
         elapsed += 1.0
-    assert lost <= 0.01 * elapsed + 0.5 + 2.0 + 0.25 + 1e-9
+    assert lost <= 0.01 * elapsed + 0.4 + 2.0 + 0.1 + 1e-9
 
 
 def plan_rate(members: list[Member], beliefs: Beliefs, cost: StepCost, batch: int) -> float:
