@@ -48,6 +48,11 @@ class Ladder:
         """How many lengths there are to choose from, for a chain."""
         return min(self.limit, len(self.gains))
 
+    @property
+    def num_rows(self) -> int:
+        """The most rows of any of them."""
+        return round(self.nodes) if self.member.is_tree else self.num_steps
+
     def option(self, length: int, verifying: float) -> Option:
         """One of the lengths; `verifying`: seconds that its rows add to a step."""
         if self.member.is_tree:

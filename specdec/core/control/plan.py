@@ -41,19 +41,24 @@ def make_plan(candidates: Many[Candidate], members: Many[Member], beliefs: Belie
     """The best step; `rows` are computed in any case, of which each candidate has one."""
     base, count = cost.seconds(rows), len(candidates)
     plain = Plan([None] * count, float(count), base)
-    if not members:
+    ladders = [_ladders(each, members, beliefs) for each in candidates]
+    if not any(ladders):
         return plain
     if count == 1:
-        most = max(max(member.length, member.nodes) for member in members)
-        option = _best(candidates[0], members, beliefs, increments(cost, rows, most), base)[1]
+        most = max(each.num_rows for each in ladders[0])
+        option = _best(ladders[0], increments(cost, rows, most), base)[1]
         plan = plain if option is None else Plan([option], 1 + option.gain, base + option.seconds)
     else:
         prices = _prices(cost, rows, count)
-        best = [_best(each, members, beliefs, prices, base / count) for each in candidates]
-        plan = _admit(best, cost, rows)
+        plan = _admit([_best(each, prices, base / count) for each in ladders], cost, rows)
     if plan.seconds <= 0 or plan.tokens * plain.seconds <= MARGIN * plain.tokens * plan.seconds:
         return plain
     return plan
+
+
+def _ladders(candidate: Candidate, members: Many[Member], beliefs: Beliefs) -> list[Ladder]:
+    """Of the members that have something to go by."""
+    return [found for member in members if (found := beliefs.ladder(candidate, member)) is not None]
 
 
 def increments(cost: StepCost, rows: int, most: int) -> list[float]:
@@ -90,17 +95,13 @@ def best_length(ladder: Ladder, added: Many[float], base: float, least: float) -
     return least, length, at_best
 
 
-def _best(
-    candidate: Candidate, members: Many[Member], beliefs: Beliefs, added: Many[float], base: float
-) -> tuple[Ladder | None, Option | None]:
+def _best(ladders: Many[Ladder], added: Many[float], base: float) -> tuple[Ladder | None, Option | None]:
     """The member and length that are best for a sequence alone; none where plain decoding is."""
     rate, found, length, verifying = MARGIN / base if base > 0 else 0.0, None, 0, 0.0
-    for member in members:
-        ladder = beliefs.ladder(candidate, member)
-        if ladder is not None:
-            rate, own, seconds = best_length(ladder, added, base, rate)
-            if own:
-                found, length, verifying = ladder, own, seconds
+    for ladder in ladders:
+        rate, own, seconds = best_length(ladder, added, base, rate)
+        if own:
+            found, length, verifying = ladder, own, seconds
     return (None, None) if found is None else (found, found.option(length, verifying))
 
 
