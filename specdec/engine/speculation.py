@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 
 from specdec.config import AUTO
 from specdec.core.control.controller import Controller
-from specdec.core.control.types import MOST_HINT, NOTHING, Candidate, Choice, Outcome
+from specdec.core.control.types import MOST_HINT, NOTHING, PLAIN, Candidate, Choice, Outcome
 from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.runner import Answer, Runner
@@ -63,8 +63,7 @@ class Speculation:
         drafting = [sequence for sequence in sequences if self.scheduler.free_draft_length(sequence)]
         chosen: Asked = []
         if drafting:
-            candidates = self._candidates(drafting, self._hints(drafting, record))
-            chosen = list(zip(drafting, self.controller.choose(candidates, self._num_rows()), strict=True))
+            chosen = self._choose(drafting, self.controller, record)
         owned = [sequence for sequence in sequences if sequence.request.draft_kv is not None]
         others = [sequence for sequence in owned if sequence not in drafting]
         if others:
@@ -72,15 +71,30 @@ class Speculation:
             chosen += [(sequence, Choice(followers=followers)) for sequence in others]
         return chosen
 
+    def _choose(self, drafting: Many[Sequence], controller: Controller, record: StepRecord) -> Asked:
+        """The controller's decision, where there is anybody to ask."""
+        asked = controller.wanted_hints(len(drafting))
+        if not asked and controller.needs_hints:
+            controller.rest(len(drafting), self._num_rows())
+            choices = [Choice()] * len(drafting)
+        else:
+            candidates = self._candidates(drafting, self._hints(asked, drafting, record))
+            choices = controller.choose(candidates, self._num_rows())
+        return [
+            (sequence, choice)
+            for sequence, choice in zip(drafting, choices, strict=True)
+            if choice.proposer != PLAIN or choice.followers or sequence.request.draft_kv is not None
+        ]
+
     def _num_rows(self) -> int:
         """What the next step computes without drafts."""
         most = self.scheduler.max_num_batched_tokens
         return min(most, sum(min(most, sequence.num_uncomputed_tokens) for sequence in self.scheduler.running))
 
-    def _hints(self, sequences: Many[Sequence], record: StepRecord) -> list[dict[str, int]]:
+    def _hints(self, names: Many[str], sequences: Many[Sequence], record: StepRecord) -> list[dict[str, int]]:
         assert self.controller is not None
         hints: list[dict[str, int]] = [{} for _ in sequences]
-        for name in self.controller.wanted_hints(len(sequences)):
+        for name in names:
             told = self.runner.hints(name, sequences, record)
             if told is not None:
                 for own, hint in zip(hints, told, strict=True):

@@ -19,7 +19,7 @@ from specdec.core.control.budget import Budget
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import Candidate, Choice, Member, Option, Outcome
+from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
 
 PROBE_GAP = 4
 """Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
@@ -76,6 +76,20 @@ class Controller:
             if (looks or self._step - last < ATTENTIVE)
             and self._may_hint(name, num_sequences * self._hint_seconds[name])
         ]
+
+    @property
+    def needs_hints(self) -> bool:
+        """Whether nobody can be chosen without having been asked for a hint."""
+        return len(self.beliefs.hinting) == len(self.members)
+
+    def rest(self, num_sequences: int, rows: int) -> None:
+        """A step without a choice: so many sequences are decoded plainly."""
+        self._step += 1
+        self.beliefs.tick()
+        self._pending.clear()
+        self._plan = Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
+        for _ in range(num_sequences):
+            self._tallies.chose(PLAIN, 0, False)
 
     def _may_hint(self, member: str, seconds: float) -> bool:
         return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
