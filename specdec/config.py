@@ -16,6 +16,10 @@ from typing import Any
 from specdec.types import GREEDY_TEMPERATURE, MAX_SPECULATIVE_TOKENS
 
 DEFAULT_MODEL = "smollm2-135m"
+AUTO = "auto"
+"""The proposer that is a choice among the others."""
+DEFAULT_DRAFT_LENGTH, AUTO_DRAFT_LENGTH = 4, 16
+"""How long drafts are where nobody says: with `auto` at most."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "gguf")
@@ -76,6 +80,11 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint} (valid: {', '.join(known)})"
 
 
+def default_draft_length(method: object) -> int:
+    """The longest draft of a proposer where nobody says how long."""
+    return AUTO_DRAFT_LENGTH if method == AUTO else DEFAULT_DRAFT_LENGTH
+
+
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """One proposer and its settings.
@@ -84,7 +93,7 @@ class SpeculativeConfig:
     """
 
     method: str = "none"
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,7 +116,9 @@ class SpeculativeConfig:
             raise ValueError("speculative_config needs a method, for example {'method': 'ngram'}")
         own = ("method", "num_speculative_tokens")
         settings = {key: value for key, value in options.items() if key not in own}
-        return SpeculativeConfig(**{key: options[key] for key in own if key in options}, settings=settings)
+        method = options["method"]
+        length = options.get("num_speculative_tokens", default_draft_length(method))
+        return SpeculativeConfig(method, length, settings)
 
 
 @dataclass(frozen=True)

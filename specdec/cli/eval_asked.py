@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specdec.cli.configure import PROPOSER_OPTIONS, build_config, stated_settings, takes
+from specdec.cli.configure import DEFAULT_MEASURED, PROPOSER_OPTIONS, build_config, stated_settings, takes
 from specdec.cli.eval_options import AcceptanceOptions
 from specdec.cli.generate import ENGINE_OPTIONS
 from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
@@ -182,4 +182,5 @@ def _config(
         num_speculative_tokens=length,
         proposer_settings={key: value for key, value in own.items() if proposer is None or takes(proposer, [key])},
         speculative_json=options.speculative_config,
+        default_proposer=DEFAULT_MEASURED,
     )

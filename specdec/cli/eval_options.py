@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER
+from specdec.cli.configure import DEFAULT_MEASURED, DEFAULT_NUM_SPECULATIVE_TOKENS
 from specdec.cli.options import option_groups
 
 DEFAULT_TASK = "all"
@@ -61,7 +61,7 @@ def acceptance_groups() -> dict[str, tuple[click.Option, ...]]:
             _list(
                 "--proposer",
                 metavar="P[,P2]",
-                default=DEFAULT_PROPOSER,
+                default=DEFAULT_MEASURED,
                 help="Proposers to measure; the default gives way to a configuration's own. Plain decoding is always "
                 "measured.",
             ),

@@ -8,8 +8,16 @@ from pathlib import Path
 import click
 
 from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER, TREES
-from specdec.config import DTYPES, KERNELS, KV_CACHE_DTYPES, QUANTIZATIONS, VERIFIERS, EngineConfig
-from specdec.proposers.registry import PROPOSERS
+from specdec.config import (
+    AUTO_DRAFT_LENGTH,
+    DTYPES,
+    KERNELS,
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
+    VERIFIERS,
+    EngineConfig,
+)
+from specdec.proposers.registry import METHODS
 from specdec.types import SamplingParams
 
 DEFAULT_TEMPERATURE = 0.0
@@ -56,6 +64,7 @@ class GenerateOptions:
     kv_cache_tokens: int | None
     no_prefix_caching: bool
     color: bool
+    explain_speculation: bool
     json: bool
     quiet: bool
     verbose: bool
@@ -89,7 +98,7 @@ def option_groups() -> dict[str, tuple[click.Option, ...]]:
     return {
         "Prompts": _prompt_options(),
         "Model": _model_options(),
-        "Speculation": _speculation_options(),
+        "Speculation": speculation_options(DEFAULT_PROPOSER),
         "Sampling": _sampling_options(),
         "Engine": _engine_options(),
         "Output": _output_options(),
@@ -153,23 +162,31 @@ def _model_options() -> tuple[click.Option, ...]:
     )
 
 
-def _speculation_options() -> tuple[click.Option, ...]:
+def speculation_options(default_proposer: str) -> tuple[click.Option, ...]:
+    """What drafts, and how its drafts are verified."""
     return (
         _text(
             "--proposer",
             metavar="NAME",
-            default=DEFAULT_PROPOSER,
-            help=f"What guesses the draft: {_or(sorted(PROPOSERS))}. none is plain decoding. One from outside has the "
-            "name that its package gives it, or is a class, package.module:Class.",
+            default=default_proposer,
+            help=f"What guesses the draft: {_or(sorted(METHODS))}. auto chooses at every step who drafts and how much, "
+            "or that nobody does, by what is fastest here. none is plain decoding. One from outside has the name that "
+            "its package gives it, or is a class, package.module:Class.",
         ),
-        _integer(
-            "--num-speculative-tokens", "-k", default=DEFAULT_NUM_SPECULATIVE_TOKENS, help="Longest draft of a step."
+        click.Option(
+            ["--num-speculative-tokens", "-k"],
+            type=click.INT,
+            metavar="N",
+            default=DEFAULT_NUM_SPECULATIVE_TOKENS,
+            show_default=f"{DEFAULT_NUM_SPECULATIVE_TOKENS}; auto: {AUTO_DRAFT_LENGTH}",
+            help="Longest draft of a step.",
         ),
         _text(
             "--draft-model",
             metavar="MODEL",
             help="What drafts. For the proposer draft, which it chooses by itself, a model, named as for --model, with "
-            "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head.",
+            "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head. With "
+            "auto it is one more to choose from.",
         ),
         _integer("--draft-layers", unset="none", help="Let the model's own first N layers draft: the proposer draft."),
         _text(
@@ -226,6 +243,10 @@ def _engine_options() -> tuple[click.Option, ...]:
 def _output_options() -> tuple[click.Option, ...]:
     return (
         _flag("--color", help="Colour tokens by provenance: drafted green, recovered yellow, bonus plain."),
+        _flag(
+            "--explain-speculation",
+            help="At the end, say what auto chose how often, and from which figures. On standard error.",
+        ),
         _flag("--json", help="One JSON object a prompt, one a line, in input order."),
         _flag("--quiet", help="Nothing but the answers: no headers, notes, progress or statistics."),
         click.Option(["verbose", "-v"], is_flag=True, help="Also print the configuration and the memory plan."),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.configure import build_config, stated_settings
+from specdec.cli.configure import DEFAULT_MEASURED, build_config, stated_settings
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.generate import ENGINE_OPTIONS, BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
@@ -123,6 +123,7 @@ def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
         proposer_settings=stated_settings(options),
         speculative_json=options.speculative_config,
+        default_proposer=DEFAULT_MEASURED,
     )
     return replace(config, speculative=config.speculative[:1])
 

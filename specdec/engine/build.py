@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.config import EngineConfig, SpeculativeConfig, cache_dir
+from specdec.config import AUTO, EngineConfig, SpeculativeConfig, cache_dir
 from specdec.engine.checkpoints import open_model
 from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
@@ -19,6 +19,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.models.loader import prepare_model
 from specdec.models.medusa import MedusaHead
+from specdec.proposers.auto import auto_entry, member_length, member_names, with_members
 from specdec.proposers.base import Drafter, DraftModel, Proposer, ProposerContext, Wants
 from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
@@ -66,6 +67,7 @@ class LoadedModels:
 
 def load_models(config: EngineConfig, progress: Callable[[str], None] | None = None) -> LoadedModels:
     """Read the weights that `config` names, checked against each other; ValueError as in `Engine.from_config`."""
+    config = with_members(config)
     for proposer in config.speculative:
         check_settings(proposer)
     device = torch.device("cpu")
@@ -121,11 +123,14 @@ def assemble(
     device: torch.device | None = None,
     draft_models: Mapping[str, Drafter] | None = None,
     proposers: Mapping[str, Proposer] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """An engine around models that are already there.
 
     `draft_models` are those of the configured proposers, by method; `proposers` adds instances of one's own by name.
+    `clock` is what steps are timed by, in seconds.
     """
+    config = with_members(config)
     device = device if device is not None else torch.device("cpu")
     kernels = kernels if kernels is not None else choose_backend(device.type)
     drafts = dict(draft_models or {})
@@ -164,8 +169,9 @@ def assemble(
         vocab_size=facts.vocab_size,
         verifier=config.verifier,
         device=device,
+        portfolios={AUTO: member_names(config)} if auto_entry(config) else {},
     )
-    return Engine(config, runner, facts, memory, tokenizer)
+    return Engine(config, runner, facts, memory, tokenizer, clock=clock)
 
 
 def _kv_layouts(draft: Drafter) -> list[KVLayout]:
@@ -198,11 +204,16 @@ def _load_proposers(
 ) -> dict[str, Proposer]:
     """The configured proposers by method; "none" is always among them."""
     loaded: dict[str, Proposer] = {}
+    auto = auto_entry(config)
     for entry in (*config.speculative, SpeculativeConfig("none")):
+        if entry.method == AUTO:
+            continue
         if entry.method in given:
             loaded[entry.method] = given[entry.method]
         else:
             k = entry.num_speculative_tokens
+            if auto is not None and entry.method in member_names(config):
+                k = member_length(entry, auto.num_speculative_tokens)
             own = replace(
                 context, method=entry.method, num_speculative_tokens=k, draft_model=draft_models.get(entry.method)
             )
