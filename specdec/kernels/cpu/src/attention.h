@@ -374,20 +374,18 @@ class AttentionWorker {
     // Scores of the places [from, to) to weights relative to the largest; the others get 0.
     void soften(const Attention& op, i64 i, i64 from, i64 to) {
         float* w = weights(i);
-        for (i64 j = 0; j < CHUNK; j++) w[j] *= op.scale;
+        for (int v = 0; v < CHUNK_VECTORS; v++) store(w + v * LANES, mul(load(w + v * LANES), all(op.scale)));
         if (op.soft_cap > 0)
             for (i64 j = from; j < to; j++) w[j] = op.soft_cap * std::tanh(w[j] / op.soft_cap);
         std::fill(w, w + from, NOTHING), std::fill(w + to, w + CHUNK, NOTHING);
-        float most[LANES];
-        for (int l = 0; l < LANES; l++) most[l] = w[l];
-        for (i64 j = LANES; j < CHUNK; j += LANES)
-            for (int l = 0; l < LANES; l++) most[l] = w[j + l] > most[l] ? w[j + l] : most[l];
-        for (int width = LANES / 2; width; width /= 2)
-            for (int l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
-        const float largest = most[0];
-        for (i64 j = 0; j < CHUNK; j++) w[j] = exp_float(w[j] - largest);
-        Floats sum = load(w);
-        for (int v = 1; v < CHUNK_VECTORS; v++) sum = add(sum, load(w + v * LANES));
+        Floats scores[CHUNK_VECTORS], most = all(NOTHING), sum = zero();
+        for (int v = 0; v < CHUNK_VECTORS; v++) scores[v] = load(w + v * LANES), most = larger(scores[v], most);
+        const float largest = largest_lane(most);
+        for (int v = 0; v < CHUNK_VECTORS; v++) {
+            const Floats weight = exp_of_negative(add(scores[v], all(-largest)));
+            store(w + v * LANES, weight);
+            sum = add(sum, weight);
+        }
         chunk_[i] = {largest, sum_lanes(sum)};
     }
 

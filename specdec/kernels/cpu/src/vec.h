@@ -87,6 +87,10 @@ inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats nearest(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// a * 2^n for whole n; what is too small for a float becomes 0 at the latest.
+inline Floats scale_by_power(Floats a, Floats n) { return _mm512_scalef_ps(a, n); }
 inline Floats load_half(const u16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Floats load_bf16(const u16* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -165,6 +169,19 @@ inline Floats fma(Floats x, Floats y, Floats z) {
 }
 inline Floats mul(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Floats larger(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Floats nearest(Floats x) {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+inline Floats scale_by_power(Floats x, Floats n) {
+    // n is -127 at least, where the power is taken as 0.
+    const auto half = [](__m256 a, __m256 power) {
+        const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127)), 23);
+        return _mm256_mul_ps(a, _mm256_castsi256_ps(bits));
+    };
+    return {half(x.a, n.a), half(x.b, n.b)};
+}
 inline __m128i load_eight(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 inline Floats load_half(const u16* p) { return {_mm256_cvtph_ps(load_eight(p)), _mm256_cvtph_ps(load_eight(p + 8))}; }
 inline Floats load_bf16(const u16* p) {
@@ -240,6 +257,18 @@ inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
 }
 inline Floats mul(const Floats& a, const Floats& b) { return each([&](int i) { return a.at[i] * b.at[i]; }); }
 inline Floats add(const Floats& a, const Floats& b) { return each([&](int i) { return a.at[i] + b.at[i]; }); }
+inline Floats larger(const Floats& a, const Floats& b) {
+    return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
+}
+inline Floats nearest(const Floats& a) {
+    return each([&](int i) { return (a.at[i] + 12582912.0f) - 12582912.0f; });
+}
+inline Floats scale_by_power(const Floats& a, const Floats& n) {
+    return each([&](int i) {
+        const i32 power = n.at[i] != n.at[i] ? 0 : static_cast<i32>(n.at[i]);
+        return a.at[i] * bits<float>(static_cast<u32>(power + 127) << 23);
+    });
+}
 inline Floats load_half(const u16* p) { return each([=](int i) { return half_to_float(p[i]); }); }
 inline Floats load_bf16(const u16* p) { return each([=](int i) { return bf16_to_float(p[i]); }); }
 inline Ints all_ints(i32 x) {
@@ -298,12 +327,33 @@ inline Floats dot_pairs(const Floats& acc, const Pairs& w, const Pair& x) {
 }
 #endif
 
+// e^x for x at most 0, with a relative error of about 1e-7; less than 2^-126 counts as 0.
+inline Floats exp_of_negative(Floats x) {
+    // The order of the operands lets a NaN through.
+    const Floats bounded = larger(all(-88.0f), x);
+    const Floats power = nearest(mul(bounded, all(1.44269504f)));
+    const Floats rest = fma(power, all(2.12194440e-4f), fma(power, all(-0.693359375f), bounded));
+    Floats sum = all(1.9875691500e-4f);
+    for (const float term : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        sum = fma(sum, rest, all(term));
+    sum = fma(mul(sum, rest), rest, add(rest, all(1.0f)));
+    return scale_by_power(sum, power);
+}
+
 // The sum of the lanes in one fixed order.
 inline float sum_lanes(Floats x) {
     float lanes[LANES];
     store(lanes, x);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+inline float largest_lane(Floats x) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
     return lanes[0];
 }
 
