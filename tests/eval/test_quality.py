@@ -207,7 +207,7 @@ def test_the_default_model_loses_more_with_fewer_bits() -> None:
     assert result.failures == ()
     kl = {quality.precision: quality.mean_kl.value for quality in result.qualities}
     assert kl["float32"] < 1e-6 < kl["bfloat16"]
-    # The file has weights in 4 bits: rounding those to 8 bits may lose more than 4 bits do, which can be the same codes.
+    # The file has 4 bits a weight: rounding those to 8 may lose more than to 4, which finds the same codes again.
     assert all(kl["bfloat16"] < kl[name] < 0.1 for name in ("int8", "int4", "gguf"))
     sizes = {quality.precision: quality.weight_bytes for quality in result.qualities}
     assert sizes["float32"] > sizes["bfloat16"] > sizes["int8"] > sizes["int4"]
