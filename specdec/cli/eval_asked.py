@@ -43,7 +43,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
     """ValueError in one line for whatever is wrong. `given` names the options that were stated, not defaulted."""
     _check_numbers(options)
     for name in ("json", "html", "record_baseline"):
-        _check_writable(name, getattr(options, name))
+        check_writable(name, getattr(options, name))
     _check_distinct(options)
     temperatures = _numbers("--temperature", options.temperature, float)
     batch_sizes = _numbers("--batch-sizes", options.batch_sizes, int) if options.timing_prompts else ()
@@ -72,7 +72,7 @@ def _check_numbers(options: AcceptanceOptions) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}; got {value}")
 
 
-def _check_writable(name: str, path: Path | None) -> None:
+def check_writable(name: str, path: Path | None) -> None:
     """A file that cannot be written is better known before the model runs."""
     if path is None or (name == "json" and path == TO_STANDARD_OUTPUT):
         return

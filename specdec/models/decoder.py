@@ -6,7 +6,7 @@ sampling. Prompt chunks, decoding and verification are the same call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -134,7 +134,12 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of final hidden states [n, hidden]: [n, vocab], float32 (float64 of a float64 model)."""
-        return finished_logits(self.kernels.linear(hidden, self.output_matrix()), self.config.final_soft_cap)
+        return self.head()(hidden)
+
+    def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`compute_logits` by itself: of the model it keeps no more than the output matrix."""
+        kernels, matrix, soft_cap = self.kernels, self.output_matrix(), self.config.final_soft_cap
+        return lambda hidden: finished_logits(kernels.linear(hidden, matrix), soft_cap)
 
     def output_matrix(self) -> Weight:
         """What turns final hidden states into logits, [vocab, hidden]: the embedding itself where the two are tied."""
