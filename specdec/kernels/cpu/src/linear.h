@@ -29,6 +29,9 @@ inline constexpr i64 GROUP = 32;
 inline constexpr i64 Q8_BLOCK = GROUP * PANEL + 2 * PANEL;
 inline constexpr i64 Q4_BLOCK = GROUP * PANEL / 2 + 4 * PANEL;
 
+// How far ahead of its use memory is asked for, in bytes: what a thread can read while the first of it is on its way.
+inline constexpr i64 AHEAD = 16384;
+
 inline i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * step; }
 
 inline i64 padded_inputs(i64 kind, i64 inputs) {
@@ -165,8 +168,8 @@ inline void tile_f32(const u8* w, i64 panel_stride, const u32* x, i64 width, Flo
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const float* at = reinterpret_cast<const float*>(w + p * panel_stride) + i * PANEL;
-            __builtin_prefetch(at + 8 * PANEL);
-            __builtin_prefetch(at + 8 * PANEL + LANES);
+            __builtin_prefetch(at + AHEAD / 4);
+            __builtin_prefetch(at + AHEAD / 4 + LANES);
             column[2 * p] = load(at), column[2 * p + 1] = load(at + LANES);
         }
 #pragma GCC unroll 16
@@ -185,8 +188,8 @@ inline void tile_bf16(const u8* w, i64 panel_stride, const u32* x, i64 width, Fl
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const u16* at = reinterpret_cast<const u16*>(w + p * panel_stride) + i * 2 * PANEL;
-            __builtin_prefetch(at + 16 * PANEL);
-            __builtin_prefetch(at + 17 * PANEL);
+            __builtin_prefetch(at + AHEAD / 2);
+            __builtin_prefetch(at + AHEAD / 2 + PANEL);
             column[2 * p] = load_pairs(at), column[2 * p + 1] = load_pairs(at + 2 * LANES);
         }
 #pragma GCC unroll 16
@@ -233,7 +236,7 @@ inline void group_q4(const u8* w, const u32* x, Ints (&sums)[M][2]) {
 template <int M>
 inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* start, i64 groups, Floats (&acc)[M][2]) {
     for (i64 g = 0; g < groups; g++, w += Q8_BLOCK, x += GROUP / 4 * M, scales += M, start += M) {
-        for (int line = 0; line < 17; line++) __builtin_prefetch(w + 2 * Q8_BLOCK + 64 * line);
+        for (int line = 0; line < 17; line++) __builtin_prefetch(w + AHEAD + 64 * line);
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         Ints sums[M][2];
@@ -253,7 +256,7 @@ inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* s
 template <int M>
 inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* sum, i64 groups, Floats (&acc)[M][2]) {
     for (i64 g = 0; g < groups; g++, w += Q4_BLOCK, x += GROUP / 4 * M, scales += M, sum += M) {
-        for (int line = 0; line < 10; line++) __builtin_prefetch(w + 3 * Q4_BLOCK + 64 * line);
+        for (int line = 0; line < 10; line++) __builtin_prefetch(w + AHEAD / 2 + 64 * line);
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL / 2);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         const Floats least_left = load_half(scale + PANEL), least_right = load_half(scale + PANEL + LANES);
