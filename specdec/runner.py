@@ -274,7 +274,7 @@ def _warn(name: str, error: Exception, what: str) -> None:
     if isinstance(error, ContractError):
         kind, text = error.kind, str(error)
     warning = ProposerWarning(f"proposer {name!r} {what}: {text}", (name, what, kind))
-    warnings.warn(warning, stacklevel=4)  # the engine's step, past torch's wrapper of `propose`
+    warnings.warn(warning, stacklevel=5)  # the engine's step, past torch's wrapper of `propose`
 
 
 def _logprobs(logits: torch.Tensor, start: int, verdict: Verdict, wanted: int) -> tuple[dict[int, Logprob], ...]:

@@ -26,6 +26,7 @@ from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.memory import available_host_memory, plan_memory
 from specdec.step.model import Model
+from specdec.step.record import read_clock
 from specdec.tokenizer import Tokenizer
 
 
@@ -123,7 +124,7 @@ def assemble(
     device: torch.device | None = None,
     draft_models: Mapping[str, Drafter] | None = None,
     proposers: Mapping[str, Proposer] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = read_clock,
 ) -> Engine:
     """An engine around models that are already there.
 

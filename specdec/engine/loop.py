@@ -20,7 +20,7 @@ from specdec.engine.speculation import Speculation
 from specdec.metrics import EngineMetrics, EngineState, Reading, SampleClock
 from specdec.runner import Runner
 from specdec.step.memory import MemoryPlan
-from specdec.step.record import StepRecord
+from specdec.step.record import StepRecord, read_clock
 from specdec.tokenizer import Tokenizer
 from specdec.types import (
     CompletionOutput,
@@ -69,7 +69,7 @@ class Engine:
         memory: MemoryPlan,
         tokenizer: Tokenizer | None = None,
         load_seconds: float = 0.0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = read_clock,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer

@@ -59,7 +59,7 @@ def test_specdec_runs_plainly_and_with_its_proposer_beside_the_peers(peers: Run)
     )
     assert [(each.label, each.model) for each in peers.contestants] == [
         ("specdec", "smollm2-135m"),
-        ("specdec ngram", "smollm2-135m"),
+        ("specdec auto", "smollm2-135m"),
         ("vllm", "hf"),
         ("vllm:fast", "other"),
         ("llama-cpp", "model.gguf"),
@@ -67,7 +67,7 @@ def test_specdec_runs_plainly_and_with_its_proposer_beside_the_peers(peers: Run)
     assert peers.contestants[3].options == {"speculative_config": '{"a": "=/"}'}
     assert json.loads(peers.contestants[0].options["config"])["speculative"] == []
     assert json.loads(peers.contestants[1].options["config"])["speculative"] == [
-        {"method": "ngram", "num_speculative_tokens": 4}
+        {"method": "auto", "num_speculative_tokens": 16}
     ]
     assert peers.task == Task(((1, 2), (3,)), 16, (1, 4), num_rounds=2, num_threads=3, timeout_s=9)
     assert [line.split()[0] for line in out.splitlines()[2:7]] == [
@@ -85,7 +85,7 @@ def test_who_is_absent_is_a_line_and_no_failure(peers: Run) -> None:
     assert out.splitlines()[-1] == "vllm does not take part: it is shy"
     result = json.loads(peers("--peer", "vllm=v", "--json"))
     assert result["faults"] == ["vllm does not take part: it is shy"]
-    assert [each["label"] for each in result["standings"]] == ["specdec", "specdec ngram"]
+    assert [each["label"] for each in result["standings"]] == ["specdec", "specdec auto"]
 
 
 def test_without_specdec_there_is_nothing_to_compare_with(peers: Run) -> None:

@@ -52,10 +52,10 @@ def shown(*args: str) -> tuple[str, list[EngineConfig]]:
 def test_latency_shows_plain_decoding_and_the_proposer_by_length(tasks: str) -> None:
     args = ("latency", "--tasks-dir", tasks, "--prompt-lengths", "5,9", "--rounds", "2", "--max-tokens", "8", "-k", "3")
     out, (config,) = shown(*args)
-    assert [(entry.method, entry.num_speculative_tokens) for entry in config.speculative] == [("ngram", 3)]
+    assert [(entry.method, entry.num_speculative_tokens) for entry in config.speculative] == [("auto", 3)]
     rows = [line.split() for line in out.splitlines()]
     assert [row[:3] for row in rows[2:6:2]] == [["5", "plain", rows[2][2]], ["9", "plain", rows[4][2]]]
-    assert [row[:3] for row in rows[3:7:2]] == [["5", "ngram", "3"], ["9", "ngram", "3"]]
+    assert [row[:3] for row in rows[3:7:2]] == [["5", "auto", "3"], ["9", "auto", "3"]]
     (line,) = shown(*args, "--json")[0].splitlines()
     result = json.loads(line)
     assert (result["max_tokens"], result["num_rounds"], len(result["points"])) == (8, 2, 4)
@@ -71,9 +71,9 @@ def test_throughput_shows_rates_by_batch_size(tasks: str) -> None:
     points = json.loads(line)["points"]
     assert [(each["batch_size"], each["proposer"]) for each in points] == [
         (1, "none"),
-        (1, "ngram"),
+        (1, "auto"),
         (3, "none"),
-        (3, "ngram"),
+        (3, "auto"),
     ]
 
 

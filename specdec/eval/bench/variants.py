@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specdec.config import AUTO
 from specdec.engine import Engine
 from specdec.eval.measure import PLAIN, Variant
 from specdec.eval.session import Job
@@ -11,8 +12,10 @@ from specdec.types import SamplingParams, SpeculationParams
 
 
 def variants_of(engine: Engine) -> tuple[Variant, ...]:
-    """Plain decoding first."""
-    own = (Variant(entry.method, entry.num_speculative_tokens) for entry in engine.config.speculative)
+    """Plain decoding first. Where `auto` is the default, it alone, and not what it chooses from."""
+    listed = engine.config.speculative
+    listed = listed[:1] if listed and listed[0].method == AUTO else listed
+    own = (Variant(entry.method, entry.num_speculative_tokens) for entry in listed)
     return (PLAIN, *(variant for variant in own if variant.proposer != PLAIN.proposer))
 
 
