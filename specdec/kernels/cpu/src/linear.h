@@ -16,6 +16,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "vec.h"
@@ -63,9 +64,11 @@ inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, float
     for (i64 i = 0; i < n; i++) {
         const float size = std::fabs(x[i]);
         largest = size > largest ? size : largest;
-        sound &= size <= 3.0e38f;
+        sound &= size <= std::numeric_limits<float>::max();
     }
-    const float inverse = largest > 0 && sound ? 127.0f / largest : 0.0f;
+    // Of numbers so small that this is infinite every code is 0.
+    const float ratio = 127.0f / largest;
+    const float inverse = sound && ratio <= std::numeric_limits<float>::max() ? ratio : 0.0f;
     i32 total = 0;
     for (i64 i = 0; i < n; i++) {
         const float shifted = x[i] * inverse + 12582912.0f;
@@ -166,7 +169,7 @@ inline void tile_bf16(const u8* w, i64 panel_stride, const Rows& rows, i64 m, i6
 // The integer sums of one group for M rows and one panel, codes of 8 bits.
 template <int M>
 inline void group_q8(const u8* w, const i8* x, i64 stride, Ints (&sums)[M][2]) {
-#pragma GCC unroll 8
+#pragma GCC unroll QUADS_UNROLLED
     for (int q = 0; q < 8; q++) {
         const Quads left = load_quads(w + q * 4 * PANEL), right = load_quads(w + q * 4 * PANEL + 4 * LANES);
 #pragma GCC unroll 8
@@ -179,7 +182,7 @@ inline void group_q8(const u8* w, const i8* x, i64 stride, Ints (&sums)[M][2]) {
 
 template <int M>
 inline void group_q4(const u8* w, const i8* x, i64 stride, Ints (&sums)[M][2]) {
-#pragma GCC unroll 4
+#pragma GCC unroll QUADS_UNROLLED
     for (int q = 0; q < 4; q++) {
         const Quads left = load_quads(w + q * 4 * PANEL), right = load_quads(w + q * 4 * PANEL + 4 * LANES);
         const Quads left_low = low_nibbles(left), left_high = high_nibbles(left);
@@ -251,6 +254,14 @@ inline void tile_q8c(const u8* w, const Rows& rows, i64 m, i64 k, Floats (&acc)[
     }
 }
 
+#if defined(__AVX512F__)
+inline constexpr i64 FLOAT_TILE = 12;   // rows times two vectors of sums, and two of weights: 26 registers of 32
+inline constexpr i64 QUANT_TILE = 6;    // each sum twice, in integers and in floats
+#else
+inline constexpr i64 FLOAT_TILE = 3;    // the same of 16 registers, half or a quarter as long
+inline constexpr i64 QUANT_TILE = 2;
+#endif
+
 struct Product {
     i64 kind, inputs, outputs;
     const u8* weights;
@@ -284,7 +295,7 @@ inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 pa
     const i64 stride = panel_bytes(product.kind, product.inputs);
     const i64 k = padded_inputs(product.kind, product.inputs);
     const u8* w = product.weights + panel * stride;
-    if constexpr (P == 1) {
+    if constexpr (P == 1 && M <= QUANT_TILE) {
         if (product.kind == Q8) tile_q8<M>(w, rows, m, acc);
         if (product.kind == Q4) tile_q4<M>(w, rows, m, acc);
         if (product.kind == Q8C) tile_q8c<M>(w, rows, m, k, acc);
@@ -301,8 +312,6 @@ inline void product_rows(const Product& product, const Rows& rows, i64 m, i64 co
     if constexpr (Tile > 1) product_rows<Tile - 1>(product, rows, m, count, panel);
 }
 
-inline constexpr i64 FLOAT_TILE = 12;   // rows times two vectors of sums, and two of weights: 26 registers of 32
-inline constexpr i64 QUANT_TILE = 6;    // each sum twice, in integers and in floats
 inline constexpr i64 ROW_BLOCK = 96;    // rows whose inputs stay in the second cache while panels pass by
 
 // The share of one thread: every row, panels [first, last).
