@@ -40,9 +40,14 @@ def round_states(x: torch.Tensor) -> torch.Tensor:
     """States [T, in] as quantised weights see them: each group of a row rounded to 8 bits."""
     padded = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
     largest = padded.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, 127.0 / largest, torch.zeros_like(largest))
-    rounded = (padded * inverse).round() * (largest / 127.0)
+    rounded = (padded * _inverse_scale(largest)).round() * (largest / 127.0)
     return rounded.flatten(1)[:, : x.shape[1]]
+
+
+def _inverse_scale(largest: torch.Tensor) -> torch.Tensor:
+    """What turns numbers of which the largest magnitude is `largest` into codes; 0 where they are too small for any."""
+    inverse = torch.full_like(largest, 127.0) / largest  # a number over a tensor would be rounded twice
+    return torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
 
 
 def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
@@ -106,8 +111,7 @@ def to_entries(states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return states.to(dtype)
     wide = states.float()
     largest = wide.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, 127.0 / largest, torch.zeros_like(largest))
-    codes = (wide * inverse).round().nan_to_num(0, 0, 0).to(torch.int8)
+    codes = (wide * _inverse_scale(largest)).round().nan_to_num(0, 0, 0).to(torch.int8)
     # What is not a number stays so, through the scale.
     scales = torch.where(largest.isfinite(), largest / 127.0, torch.full_like(largest, float("nan")))
     return torch.cat((codes, scales.view(torch.int8)), dim=-1)

@@ -75,7 +75,8 @@ class CpuKernels:
         outputs, inputs = weight.shape
         out = torch.empty(len(x), outputs)
         sizes = (weight.kind, inputs, outputs, _row_stride(x), outputs)
-        self._do(Call(LINEAR, (x, weight.data, bias, out), sizes, out=3), len(x))
+        offset = None if bias is None else _floats(bias)
+        self._do(Call(LINEAR, (x, weight.data, offset, out), sizes, out=3), len(x))
         return out
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:

@@ -19,8 +19,12 @@ from pathlib import Path
 LEVELS = ("avx512", "avx2", "portable")
 """Instruction sets that the sources have a form for, the best first."""
 
-_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno")
-"""Contraction is off because what is fused must not depend on the tile that a line was inlined into."""
+_FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-Wno-psabi"),
+)
+"""Contraction is off because what is fused must not depend on the tile that a line was inlined into; strict aliasing
+because keys are moved as words and multiplied as floats or pairs of bfloat16."""
 
 _AVX512 = {"avx512f": "f", "avx512bw": "bw", "avx512vl": "vl", "avx512dq": "dq"}
 _AVX512_EXTRAS = {"avx512_vnni": "-mavx512vnni", "avx512_bf16": "-mavx512bf16"}

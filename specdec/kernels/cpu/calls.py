@@ -55,11 +55,13 @@ def run_now(library: Library, call: Call, num_tokens: int, inputs: StepInputs = 
 def fill_inputs(step: Step, inputs: StepInputs) -> None:
     """Point a step at its inputs."""
     for i, tensor in enumerate(inputs):
+        assert tensor is None or tensor.is_contiguous(), "an input lies scattered"
         step.inputs[i] = None if tensor is None else tensor.data_ptr()
     if inputs:
         lengths, tables = inputs[INPUTS.index("seq_lens")], inputs[INPUTS.index("block_tables")]
         assert lengths is not None
         assert tables is not None
+        assert lengths.dtype == tables.dtype == torch.int32
         step.rows, step.max_blocks = len(lengths), tables.shape[1]
 
 
@@ -83,8 +85,10 @@ class Recorder:
 
     def finish(self, library: Library, results: Sequence[torch.Tensor]) -> RecordedProgram:
         """The program whose results are these tensors, each made by one of the calls."""
-        made = {tensor.data_ptr() for call in self.calls if (tensor := call.result()) is not None}
-        assert all(result.data_ptr() in made for result in results), "a result that no kernel made"
+        made = {tensor.data_ptr(): tensor.nbytes for call in self.calls if (tensor := call.result()) is not None}
+        assert all(result.is_contiguous() and made.get(result.data_ptr()) == result.nbytes for result in results), (
+            "a result that no kernel made"
+        )
         assert len({result.data_ptr() for result in results}) == len(results), "a result given twice"
         assert len(self.inputs) + len(results) <= MAX_INPUTS, "too many results"
         layout = _Layout(self.calls, self.inputs, results)

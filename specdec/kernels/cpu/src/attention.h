@@ -73,7 +73,7 @@ struct AttentionPlan {
             for (i64 q = rows.query_start[b]; q < rows.query_start[b + 1]; q += tile) {
                 const i64 last = std::min<i64>(q + tile, rows.query_start[b + 1]);
                 const i64 results = (last - q) * repeats * chunks;
-                const bool split = threads > 1 && chunks > 1 && whole < 4 * threads && groups * results <= most_partials;
+                const bool split = threads > 1 && chunks > 1 && whole < 4 * threads && partials + groups * results <= most_partials;
                 for (i64 g = 0; g < groups; g++) add(b, g, q, last, chunks, split, results, threads);
             }
         }

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "vec.h"
@@ -52,8 +53,13 @@ inline i64 panel_bytes(i64 kind, i64 inputs) {
 // How rows are taken together: `count` rows in blocks of ROW_BLOCK, whose inputs stay in the second cache while panels
 // pass by, and each block in tiles of equal size, at most `most` rows.
 inline constexpr i64 ROW_BLOCK = 96;
+#if defined(__AVX512F__)
 inline constexpr i64 FLOAT_TILE = 12;  // rows times two vectors of sums, and two of weights: 26 registers of 32
 inline constexpr i64 QUANT_TILE = 6;   // each sum twice, in integers and in floats
+#else
+inline constexpr i64 FLOAT_TILE = 3;  // the same of 16 registers, half or a quarter as long
+inline constexpr i64 QUANT_TILE = 2;
+#endif
 
 inline i64 tile_rows(i64 kind) { return kind == F32 || kind == BF16 ? FLOAT_TILE : QUANT_TILE; }
 
@@ -73,9 +79,11 @@ inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, i32& 
     for (i64 i = 0; i < n; i++) {
         const float size = std::fabs(x[i]);
         largest = size > largest ? size : largest;
-        sound &= size <= 3.0e38f;
+        sound &= size <= std::numeric_limits<float>::max();
     }
-    const float inverse = largest > 0 && sound ? 127.0f / largest : 0.0f;
+    // Of numbers so small that this is infinite every code is 0.
+    const float ratio = 127.0f / largest;
+    const float inverse = sound && ratio <= std::numeric_limits<float>::max() ? ratio : 0.0f;
     i32 total = 0;
     for (i64 i = 0; i < n; i++) {
         const float shifted = x[i] * inverse + 12582912.0f;
@@ -204,7 +212,7 @@ inline void tile_bf16(const u8* w, i64 panel_stride, const u32* x, i64 width, Fl
 // Add the integer sums of one group for M rows and one panel, codes of 8 bits.
 template <int M>
 inline void group_q8(const u8* w, const u32* x, Ints (&sums)[M][2]) {
-#pragma GCC unroll 8
+#pragma GCC unroll QUADS_UNROLLED
     for (int q = 0; q < 8; q++) {
         const Quads left = load_quads(w + q * 4 * PANEL), right = load_quads(w + q * 4 * PANEL + 4 * LANES);
 #pragma GCC unroll 8
@@ -218,7 +226,7 @@ inline void group_q8(const u8* w, const u32* x, Ints (&sums)[M][2]) {
 
 template <int M>
 inline void group_q4(const u8* w, const u32* x, Ints (&sums)[M][2]) {
-#pragma GCC unroll 4
+#pragma GCC unroll QUADS_UNROLLED
     for (int q = 0; q < 4; q++) {
         const Quads left = load_quads(w + q * 4 * PANEL), right = load_quads(w + q * 4 * PANEL + 4 * LANES);
         const Quads left_low = low_nibbles(left), left_high = high_nibbles(left);

@@ -56,14 +56,15 @@ class Barrier {
 class Pool {
   public:
     explicit Pool(int size) : size_(size), barrier_(size) {
-        for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
+        try {
+            for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
+        } catch (...) {
+            stop();
+            throw;
+        }
     }
 
-    ~Pool() {
-        stop_ = true;
-        announce();
-        for (auto& thread : threads_) thread.join();
-    }
+    ~Pool() { stop(); }
 
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -79,6 +80,12 @@ class Pool {
     }
 
   private:
+    void stop() {
+        stop_ = true;
+        announce();
+        for (auto& thread : threads_) thread.join();
+    }
+
     void announce() {
         if (size_ == 1) return;
         jobs_.fetch_add(1, std::memory_order_release);

@@ -111,14 +111,16 @@ class Execution {
                 context_.shared.reserve(op.sizes[0], op.sizes[1], step_.tokens);
             if (op.code != ATTEND) continue;
             context_.counters[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
-            if (plan_of(op)) continue;
-            AttentionPlan plan;
-            plan.build(rows_, op.sizes[0], op.sizes[1], context_.pool.size(), MOST_PARTIALS);
-            const size_t kept = static_cast<size_t>(plan.partials);
+            if (!plan_of(op)) {
+                AttentionPlan plan;
+                plan.build(rows_, op.sizes[0], op.sizes[1], context_.pool.size(), MOST_PARTIALS);
+                context_.plans.push_back(std::move(plan));
+            }
+            // Two ops may share a plan and differ in the size of their heads.
+            const size_t kept = static_cast<size_t>(plan_of(op)->partials);
             if (context_.partials.size() < kept) context_.partials.resize(kept);
             const size_t floats = kept * static_cast<size_t>(round_up(op.sizes[2], LANES));
             if (context_.sums.size() < floats) context_.sums.resize(floats);
-            context_.plans.push_back(std::move(plan));
         }
     }
 

@@ -1,4 +1,4 @@
-// Sixteen lanes at a time, on whatever the machine has: AVX-512, AVX2, or plain arrays that the compiler may vectorise.
+// Sixteen lanes at a time, on whatever the machine has: AVX-512, AVX2, or vectors of the compiler's own.
 //
 // A lane is one output of a product or one key of attention, so a lane's own sum never depends on how many rows,
 // keys or threads there are. Every multiply-add of a build goes through `fma`, which rounds in the same way wherever
@@ -24,6 +24,13 @@ using i64 = std::int64_t;
 using u64 = std::uint64_t;
 
 inline constexpr int LANES = 16;
+
+// Where a product of bytes takes many instructions, code that repeats it eightfold takes minutes to compile.
+#if defined(__AVX2__) || defined(__AVX512F__)
+inline constexpr int QUADS_UNROLLED = 8;
+#else
+inline constexpr int QUADS_UNROLLED = 1;
+#endif
 
 template <class To, class From>
 inline To bits(From from) {
@@ -228,85 +235,70 @@ inline void split_pairs(const u16* p, Floats& even, Floats& odd) {
 
 #else
 
-struct Floats {
-    float at[LANES];
-};
-struct Ints {
-    i32 at[LANES];
-};
-struct Quads {
-    u8 at[LANES][4];
-};
+// Vectors of the compiler's own, which it cuts into what the machine has.
+using Floats __attribute__((vector_size(64))) = float;
+using Ints __attribute__((vector_size(64))) = i32;
+using Quads __attribute__((vector_size(64))) = u32;  // the first of a lane's four bytes is the lowest
+using Shorts __attribute__((vector_size(32))) = u16;
 
-template <class F>
-inline Floats each(F f) {
+inline Floats zero() { return Floats{}; }
+inline Floats all(float x) { return x - Floats{}; }
+inline Floats load(const float* p) {
     Floats out;
-    for (int i = 0; i < LANES; i++) out.at[i] = f(i);
+    std::memcpy(&out, p, sizeof(out));
     return out;
 }
-inline Floats zero() { return each([](int) { return 0.0f; }); }
-inline Floats all(float x) { return each([=](int) { return x; }); }
-inline Floats load(const float* p) { return each([=](int i) { return p[i]; }); }
-inline void store(float* p, Floats x) { std::memcpy(p, x.at, sizeof(x.at)); }
+inline void store(float* p, const Floats& x) { std::memcpy(p, &x, sizeof(x)); }
 inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
 #ifdef __FP_FAST_FMAF
-    return each([&](int i) { return __builtin_fmaf(a.at[i], b.at[i], c.at[i]); });
+    Floats out;
+    for (int i = 0; i < LANES; i++) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return out;
 #else
-    return each([&](int i) { return a.at[i] * b.at[i] + c.at[i]; });
+    return a * b + c;
 #endif
 }
-inline Floats mul(const Floats& a, const Floats& b) { return each([&](int i) { return a.at[i] * b.at[i]; }); }
-inline Floats add(const Floats& a, const Floats& b) { return each([&](int i) { return a.at[i] + b.at[i]; }); }
-inline Floats larger(const Floats& a, const Floats& b) {
-    return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
-}
-inline Floats nearest(const Floats& a) {
-    return each([&](int i) { return (a.at[i] + 12582912.0f) - 12582912.0f; });
-}
+inline Floats mul(const Floats& a, const Floats& b) { return a * b; }
+inline Floats add(const Floats& a, const Floats& b) { return a + b; }
+inline Floats larger(const Floats& a, const Floats& b) { return a > b ? a : b; }
+inline Floats nearest(const Floats& a) { return (a + 12582912.0f) - 12582912.0f; }
 inline Floats scale_by_power(const Floats& a, const Floats& n) {
-    return each([&](int i) {
-        const i32 power = n.at[i] != n.at[i] ? 0 : static_cast<i32>(n.at[i]);
-        return a.at[i] * bits<float>(static_cast<u32>(power + 127) << 23);
-    });
+    const Ints power = __builtin_convertvector(n == n ? n : Floats{}, Ints);
+    return a * bits<Floats>((power + 127) << 23);
 }
-inline Floats load_half(const u16* p) { return each([=](int i) { return half_to_float(p[i]); }); }
-inline Floats load_bf16(const u16* p) { return each([=](int i) { return bf16_to_float(p[i]); }); }
-inline Ints all_ints(i32 x) {
-    Ints out;
-    for (int i = 0; i < LANES; i++) out.at[i] = x;
+inline Floats load_half(const u16* p) {
+    Floats out;
+    for (int i = 0; i < LANES; i++) out[i] = half_to_float(p[i]);
     return out;
 }
-inline Floats to_floats(const Ints& x) { return each([&](int i) { return static_cast<float>(x.at[i]); }); }
+inline Floats load_bf16(const u16* p) {
+    Shorts narrow;
+    std::memcpy(&narrow, p, sizeof(narrow));
+    return bits<Floats>(__builtin_convertvector(narrow, Quads) << 16);
+}
+inline Ints all_ints(i32 x) { return x - Ints{}; }
+inline Floats to_floats(const Ints& x) { return __builtin_convertvector(x, Floats); }
 
 inline Quads load_quads(const u8* p) {
     Quads out;
-    std::memcpy(out.at, p, sizeof(out.at));
+    std::memcpy(&out, p, sizeof(out));
     return out;
 }
-inline Quads low_nibbles(Quads x) {
-    for (auto& lane : x.at)
-        for (u8& byte : lane) byte &= 15;
-    return x;
-}
-inline Quads high_nibbles(Quads x) {
-    for (auto& lane : x.at)
-        for (u8& byte : lane) byte >>= 4;
-    return x;
-}
+inline Quads low_nibbles(const Quads& x) { return x & 0x0f0f0f0fu; }
+inline Quads high_nibbles(const Quads& x) { return (x >> 4) & 0x0f0f0f0fu; }
 struct Four {
     i8 at[4];
 };
 inline Four all_four(const i8* x) { return {{x[0], x[1], x[2], x[3]}}; }
-inline Ints dot_quads(Ints acc, const Quads& w, Four x) {
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < 4; j++) acc.at[i] += w.at[i][j] * x.at[j];
-    return acc;
+inline Ints dot_quads(const Ints& acc, const Quads& w, Four x) {
+    const auto byte = [&](int j) { return bits<Ints>((w >> (8 * j)) & 255u) * static_cast<i32>(x.at[j]); };
+    return acc + byte(0) + byte(1) + byte(2) + byte(3);
 }
 
 #define SPECDEC_SPLIT_PAIRS
 inline void split_pairs(const u16* p, Floats& even, Floats& odd) {
-    even = each([=](int i) { return bf16_to_float(p[2 * i]); });
-    odd = each([=](int i) { return bf16_to_float(p[2 * i + 1]); });
+    const Quads both = load_quads(reinterpret_cast<const u8*>(p));
+    even = bits<Floats>(both << 16), odd = bits<Floats>(both & 0xffff0000u);
 }
 
 #endif
