@@ -25,6 +25,7 @@ PROPOSERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: "-".join(precision.values()))
+@pytest.mark.filterwarnings("ignore:proposer .* the first drafted token")
 def test_nobody_changes_a_byte(precision: dict[str, Any], tmp_path: Path) -> None:
     save(tmp_path, layers=3)
     try:
