@@ -16,7 +16,14 @@ from typing import Any
 from specdec.types import GREEDY_TEMPERATURE, MAX_SPECULATIVE_TOKENS
 
 DEFAULT_MODEL = "smollm2-135m"
+AUTO = "auto"
+"""The proposer that is a choice among the others."""
+DEFAULT_DRAFT_LENGTH, AUTO_DRAFT_LENGTH = 4, 16
+"""How long drafts are where nobody says: with `auto` at most."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
+QUANTIZATIONS = ("none", "int8", "int4", "gguf")
+KERNELS = ("auto", "native", "reference")
 EXACTNESS = {
     "auto": "distribution",
     "greedy": "bytes",
@@ -73,6 +80,11 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint} (valid: {', '.join(known)})"
 
 
+def default_draft_length(method: object) -> int:
+    """The longest draft of a proposer where nobody says how long."""
+    return AUTO_DRAFT_LENGTH if method == AUTO else DEFAULT_DRAFT_LENGTH
+
+
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """One proposer and its settings.
@@ -81,7 +93,7 @@ class SpeculativeConfig:
     """
 
     method: str = "none"
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,7 +116,9 @@ class SpeculativeConfig:
             raise ValueError("speculative_config needs a method, for example {'method': 'ngram'}")
         own = ("method", "num_speculative_tokens")
         settings = {key: value for key, value in options.items() if key not in own}
-        return SpeculativeConfig(**{key: options[key] for key in own if key in options}, settings=settings)
+        method = options["method"]
+        length = options.get("num_speculative_tokens", default_draft_length(method))
+        return SpeculativeConfig(method, length, settings)
 
 
 @dataclass(frozen=True)
@@ -112,12 +126,16 @@ class EngineConfig:
     """Everything that shapes an engine. Names follow vLLM where it has one.
 
     `max_model_len` None takes the model's own limit. `kv_cache_tokens` None sizes the KV pool from
-    `gpu_memory_utilization`, a share of the device's memory (of the machine's free memory on a CPU).
+    `gpu_memory_utilization`, a share of the device's memory (of the machine's free memory on a CPU). `quantization`
+    "gguf" keeps a GGUF file's own codes. `kernels` "native" insists on the compiled ones, "reference" on plain torch;
+    "auto" takes the first where they can be had. `num_threads` None is a thread for each physical core.
     `speculative` lists the proposers to load; the first is the default of requests that name none.
     """
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -127,15 +145,22 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     seed: int = 0
     verifier: str = "auto"
+    kernels: str = "auto"
+    num_threads: int | None = None
     speculative: tuple[SpeculativeConfig, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model must be an alias, a path or a hub name; got {self.model!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(unknown_name("dtype", self.dtype, DTYPES))
-        if self.verifier not in VERIFIERS:
-            raise ValueError(unknown_name("verifier", self.verifier, VERIFIERS))
+        for name, known in (
+            ("dtype", DTYPES),
+            ("quantization", QUANTIZATIONS),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("verifier", VERIFIERS),
+            ("kernels", KERNELS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(unknown_name(name, getattr(self, name), known))
         self._check_integers()
         share = self.gpu_memory_utilization
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
@@ -157,9 +182,10 @@ class EngineConfig:
             "max_num_batched_tokens",
             "block_size",
             "kv_cache_tokens",
+            "num_threads",
         ):
             value = getattr(self, name)
-            if value is None and name in ("max_model_len", "kv_cache_tokens"):
+            if value is None and name in ("max_model_len", "kv_cache_tokens", "num_threads"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer; got {value!r}")

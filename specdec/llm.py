@@ -29,6 +29,8 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | Many[Mapping[str, Any]] | None = None,
         dtype: str = "auto",
+        quantization: str = "none",
+        kv_cache_dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -38,10 +40,14 @@ class LLM:
         enable_prefix_caching: bool = True,
         seed: int = 0,
         verifier: str = "auto",
+        kernels: str = "auto",
+        num_threads: int | None = None,
     ) -> None:
         options: dict[str, Any] = {
             "model": model,
             "dtype": dtype,
+            "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -51,6 +57,8 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
             "seed": seed,
             "verifier": verifier,
+            "kernels": kernels,
+            "num_threads": num_threads,
             "speculative_config": speculative_config,
         }
         self.engine = Engine.from_config(EngineConfig.from_mapping(options))

@@ -11,7 +11,7 @@ counts the shared prompt once, because it is computed once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -69,6 +69,17 @@ class EngineState:
     num_prefix_hits: int
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A family that is counted elsewhere, as it is at the moment. Values are by the labels beside the model's name."""
+
+    name: str
+    help_text: str
+    labels: tuple[str, ...]
+    values: Mapping[tuple[str, ...], float]
+    is_counter: bool = True
+
+
 @dataclass
 class SampleClock:
     """When the tokens of one sample were reported, in seconds on the clock of `request`, which its samples share."""
@@ -82,14 +93,22 @@ class SampleClock:
 class EngineMetrics:
     """The counters, gauges and histograms of one engine; a Prometheus collector.
 
-    `max_draft_length` is the number of positions shown from the start. `state` is called whenever somebody reads.
+    `max_draft_length` is the number of positions shown from the start. `state` and `readings` are called whenever
+    somebody reads.
     """
 
     def __init__(
-        self, model_name: str, *, max_model_len: int, max_draft_length: int, state: Callable[[], EngineState]
+        self,
+        model_name: str,
+        *,
+        max_model_len: int,
+        max_draft_length: int,
+        state: Callable[[], EngineState],
+        readings: Callable[[], Iterable[Reading]] = tuple,
     ) -> None:
         self.model_name = model_name
         self._state = state
+        self._readings = readings
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._num_finished = dict.fromkeys(FINISH_REASONS, 0)
@@ -178,6 +197,12 @@ class EngineMetrics:
             for values, count in counts.items():
                 counter.add_metric([self.model_name, *values], count)
             yield counter
+        for reading in self._readings():
+            kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
+            other = kind(PREFIX + reading.name, reading.help_text, labels=["model_name", *reading.labels])
+            for values, value in reading.values.items():
+                other.add_metric([self.model_name, *values], value)
+            yield other
         for name, histogram in self._histograms.items():
             bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))

@@ -6,22 +6,22 @@ states, draft laws) stay here.
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 
+from specdec.core.control.types import PLAIN, Choice
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
-from specdec.proposers.base import ProposalInput, Proposer, TargetStates
+from specdec.proposers.base import NOTHING, ProposalInput, Proposer, TargetStates, Wants
 from specdec.proposers.checking import ContractError, checked_drafts, untouched
 from specdec.proposers.outside import one_line
-from specdec.proposers.states import join_states, target_states
+from specdec.proposers.states import join_states, target_states, with_missed
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
@@ -29,42 +29,27 @@ from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.step.model import Model
 from specdec.step.paths import path_moves
-from specdec.types import Draft, Logprob, ProposerWarning, Verdict
+from specdec.step.record import StepRecord
+from specdec.types import EMPTY_DRAFT, Draft, Logprob, ProposerWarning, Verdict
 
 PROMPT_LOGITS_CHUNK = 128
 """Prompt positions whose logits are held at once for `prompt_logprobs`."""
 
 
-@dataclass
-class StepRecord:
-    """Seconds of one step by stage, and its size."""
+@dataclass(frozen=True)
+class Answer:
+    """What a sequence's proposers answered: `draft` is of the one that was chosen, `kv` of the one that keeps KV for
+    the sequence; None where there was none to ask, or it failed."""
 
-    schedule: float = 0.0
-    batch: float = 0.0
-    forward: float = 0.0
-    sample: float = 0.0
-    commit: float = 0.0
-    propose: float = 0.0
-    num_rows: int = 0
-    num_tokens: int = 0
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        """Add the time of a `with` block to a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, stage, getattr(self, stage) + time.perf_counter() - start)
-
-    @property
-    def overhead(self) -> float:
-        """Seconds spent outside the model."""
-        return self.schedule + self.batch + self.sample + self.commit + self.propose
+    draft: Draft | None = None
+    kv: Draft | None = None
 
 
 class Runner:
-    """A target, its KV cache, the loaded proposers by name, and the verifier for sampled rows."""
+    """A target, its KV cache, the loaded proposers by name, and the verifier for sampled rows.
+
+    `portfolios` are names under which a request may be drafted for by any of some proposers.
+    """
 
     def __init__(
         self,
@@ -76,6 +61,7 @@ class Runner:
         vocab_size: int,
         verifier: str,
         device: torch.device,
+        portfolios: Mapping[str, Many[str]] | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.model = model
@@ -85,9 +71,11 @@ class Runner:
         self.verifier = verifier
         self.device = device
         self._draft_probs: dict[tuple[str, int], torch.Tensor] = {}
-        self._states: dict[Sequence, TargetStates] = {}
-        self._missed: dict[Sequence, TargetStates] = {}
+        self._states: dict[Sequence, tuple[TargetStates, ...]] = {}
+        self._missed: dict[Sequence, tuple[TargetStates, ...]] = {}
         self._wants = {name: proposer.wants for name, proposer in self.proposers.items()}
+        for name, members in (portfolios or {}).items():
+            self._wants[name] = reduce(Wants.plus, (self._wants[member] for member in members), NOTHING)
         self._aux_layers = tuple(sorted({layer for wants in self._wants.values() for layer in wants.aux_layers}))
 
     @torch.inference_mode()
@@ -123,8 +111,7 @@ class Runner:
             judged = iter(self._verify(logits, batch))
             verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
             for sequence, states in target_states(batch, verdicts, self._wants, hidden, aux, logits).items():
-                missed = self._missed.get(sequence)
-                self._states[sequence] = states if missed is None else join_states(missed, states)
+                self._states[sequence] = with_missed(self._missed.get(sequence, ()), states)
             return self._with_prompt_logprobs(verdicts, hidden, batch)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
@@ -159,7 +146,7 @@ class Runner:
         self._move_paths((self.kv,), schedule.rows, verdicts)
         for name, proposer in self.proposers.items():
             if proposer.kv_caches:
-                own = [i for i, row in enumerate(schedule.rows) if row.draft.has_kv and row.proposer == name]
+                own = [i for i, row in enumerate(schedule.rows) if row.draft.has_kv and row.kv_owner == name]
                 self._move_paths(proposer.kv_caches, [schedule.rows[i] for i in own], [verdicts[i] for i in own])
 
     def _move_paths(self, caches: Iterable[KVCache], rows: Many[ScheduledRow], verdicts: Many[Verdict]) -> None:
@@ -167,7 +154,7 @@ class Runner:
         if moves:
             slots_from, slots_to = torch.tensor(moves, device=self.device).unbind(-1)
             for kv in caches:
-                kv.move(slots_from, slots_to)
+                kv.move(slots_from, slots_to, self.kernels)
 
     def _with_prompt_logprobs(self, verdicts: list[Verdict], hidden: torch.Tensor, batch: Batch) -> list[Verdict]:
         at = 0
@@ -189,37 +176,79 @@ class Runner:
             entries += token_logprobs(self.model.compute_logits(hidden[chunk]), following[chunk], wanted)
         return entries
 
+    def hints(self, name: str, sequences: Many[Sequence], record: StepRecord) -> list[int] | None:
+        """How much a proposer has to go by, for each sequence; None if it does not tell."""
+        hint = getattr(self.proposers[name], "hint", None)
+        if hint is None:
+            return None
+        try:
+            with record.time_proposer(record.hints, name):
+                return [int(hint(sequence)) for sequence in sequences]
+        except Exception as error:
+            warnings.warn(f"proposer {name!r} failed and gives no hint this step: {error!r}", stacklevel=2)
+            return None
+
     @torch.inference_mode()
-    def propose(self, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft | None]:
-        """Drafts for the next step, at most `lengths[i]` tokens each, from the proposer that each request names.
+    def propose(self, sequences: Many[Sequence], choices: Many[Choice], record: StepRecord) -> list[Answer]:
+        """Drafts for the next step, from the proposer that is chosen for each sequence, at most as long as asked for.
+        Those that follow are asked for none.
 
         A draft's law stays here; the returned drafts hold token ids only. A proposer that fails gives a warning and,
         for its sequences, None; it never costs a request.
         """
-        drafts: dict[Sequence, Draft | None] = {}
-        for name, proposer in self.proposers.items():
-            chosen = [i for i, sequence in enumerate(sequences) if sequence.request.proposer == name]
-            if not chosen:
-                continue
-            mine = [sequences[i] for i in chosen]
-            try:
-                drafts.update(zip(mine, self._ask(name, proposer, mine, [lengths[i] for i in chosen]), strict=True))
-                for sequence in mine:
-                    self._states.pop(sequence, None)
-            except Exception as error:
-                _warn(name, error, "failed and gives no draft this step")
-                drafts.update((sequence, None) for sequence in mine)
-        return [self._keep_draft_probs(sequence, drafts[sequence]) for sequence in sequences]
+        answers: dict[str, dict[Sequence, Draft | None]] = {}
+        for name in self.proposers:
+            asked = {
+                sequence: choice.length if choice.proposer == name else 0
+                for sequence, choice in zip(sequences, choices, strict=True)
+                if name in (choice.proposer, *choice.followers) and name != PLAIN
+            }
+            if asked:
+                with record.time_proposer(record.drafts, name):
+                    answers[name] = self._ask(name, asked)
+        return [self._answer(sequence, choice, answers) for sequence, choice in zip(sequences, choices, strict=True)]
 
-    def _ask(self, name: str, proposer: Proposer, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft | None]:
+    def _ask(self, name: str, asked: Mapping[Sequence, int]) -> dict[Sequence, Draft | None]:
+        """One proposer's drafts for sequences, of lengths; None for all of them, with a warning, where it fails or
+        breaks its contract."""
+        mine = list(asked)
+        try:
+            drafts = self._checked(name, mine, list(asked.values()))
+        except Exception as error:
+            _warn(name, error, "failed and gives no draft this step")
+            return dict.fromkeys(mine)
+        for sequence in mine:
+            if sequence.request.draft_kv == name:
+                self._states.pop(sequence, None)
+        return dict(zip(mine, drafts, strict=True))
+
+    def _checked(self, name: str, sequences: Many[Sequence], lengths: Many[int]) -> list[Draft | None]:
         """One proposer's drafts, which keep its contract; ContractError otherwise, or what it raises itself.
 
         It gets lists of its own, and whatever it did to the committed tokens is undone.
         """
-        states = [] if not proposer.wants.states else [self._states.get(sequence) for sequence in sequences]
+        proposer = self.proposers[name]
+        states = [self._states_for(name, sequence) for sequence in sequences] if proposer.wants.states else []
         with untouched(sequences):
             drafts = proposer.propose(list(sequences), ProposalInput(list(lengths), states))
         return checked_drafts(drafts, lengths, name, self.vocab_size, self.device)
+
+    def _states_for(self, name: str, sequence: Sequence) -> TargetStates | None:
+        """What the last step left, and for a proposer with KV the steps before that it has not seen."""
+        steps = self._states.get(sequence)
+        if not steps:
+            return None
+        return join_states(steps) if sequence.request.draft_kv == name else steps[-1]
+
+    def _answer(
+        self, sequence: Sequence, choice: Choice, answers: Mapping[str, Mapping[Sequence, Draft | None]]
+    ) -> Answer:
+        owner = sequence.request.draft_kv
+        draft = EMPTY_DRAFT if choice.proposer == PLAIN else answers[choice.proposer][sequence]
+        kept = self._keep_draft_probs(sequence, draft)
+        if owner is None or owner == choice.proposer:
+            return Answer(kept, kept)
+        return Answer(kept, answers.get(owner, {}).get(sequence))
 
     def _keep_draft_probs(self, sequence: Sequence, draft: Draft | None) -> Draft | None:
         if draft is None or draft.draft_probs is None:
@@ -245,7 +274,7 @@ def _warn(name: str, error: Exception, what: str) -> None:
     if isinstance(error, ContractError):
         kind, text = error.kind, str(error)
     warning = ProposerWarning(f"proposer {name!r} {what}: {text}", (name, what, kind))
-    warnings.warn(warning, stacklevel=4)  # the engine's step, past torch's wrapper of `propose`
+    warnings.warn(warning, stacklevel=5)  # the engine's step, past torch's wrapper of `propose`
 
 
 def _logprobs(logits: torch.Tensor, start: int, verdict: Verdict, wanted: int) -> tuple[dict[int, Logprob], ...]:

@@ -7,7 +7,7 @@ import torch
 
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import ProposalInput
-from specdec.runner import StepRecord
+from specdec.step.record import StepRecord
 from specdec.types import Draft, SamplingParams
 from tests.toys import RandomProposer, ScriptedModel, SelfProposer, generate, make_engine, random_script
 

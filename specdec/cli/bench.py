@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 import click
 
+from specdec.cli.bench_peers import peers
+from specdec.cli.bench_speed import curve, latency, throughput
 from specdec.cli.errors import bad_input
 from specdec.cli.progress import progress_line
 from specdec.config import DEFAULT_MODEL, calm_threads
@@ -51,3 +53,7 @@ def tree(model: str, tree_nodes: int, as_json: bool) -> None:
     with bad_input(), progress_line() as tell:
         result = measure_trees(model, tree_nodes, tell)
     click.echo(json.dumps(asdict(result)) if as_json else report(result))
+
+
+for command in (latency, throughput, curve, peers):
+    bench.add_command(command)

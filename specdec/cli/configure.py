@@ -12,12 +12,14 @@ from typing import Any
 
 from specdec.cli.parsing import parse_json, parse_yaml
 from specdec.cli.prompts import Prompt
-from specdec.config import EngineConfig, SpeculativeConfig, unknown_name
+from specdec.config import AUTO, EngineConfig, SpeculativeConfig, default_draft_length, unknown_name
 from specdec.proposers.outside import is_outside
-from specdec.proposers.registry import PROPOSERS, check_settings
+from specdec.proposers.registry import METHODS, check_settings
 from specdec.types import SpeculationParams
 
-DEFAULT_PROPOSER = "ngram"
+DEFAULT_PROPOSER = AUTO
+DEFAULT_MEASURED = "ngram"
+"""What is measured and verified where nothing is named: a proposer that always drafts when it can."""
 DRAFT = "draft"
 HEADS = ("eagle", "eagle3", "medusa")
 TREES = (DRAFT, *HEADS, "recycling")
@@ -80,14 +82,18 @@ def build_config(
     num_speculative_tokens: int | None,
     proposer_settings: Mapping[str, Any],
     speculative_json: str | None,
+    default_proposer: str = DEFAULT_PROPOSER,
 ) -> EngineConfig:
     """The engine's configuration. `settings` are `EngineConfig` fields that the command line gives; None: not given.
 
     `speculative_json` replaces the file's proposers; `proposer_settings` are keys of `PROPOSER_OPTIONS`, for the
-    proposer that is named; a model or a number of layers names the proposer draft by itself. Without a file and without
-    any of these the proposer is n-gram.
+    proposer that is named; a model or a number of layers names the proposer draft by itself, and with `auto` adds it to
+    those that it chooses from. Without a file and without any of these the proposer is `default_proposer`.
     """
     config = EngineConfig() if file is None else read_config(file)
+    is_auto = proposer == AUTO and bool(proposer_settings.keys() & {"model", "num_draft_layers"})
+    if is_auto:
+        proposer = None
     if proposer_settings:
         proposer = _owner(proposer_settings, proposer, speculative_json, config)
     if speculative_json is not None:
@@ -96,8 +102,13 @@ def build_config(
         if named.verifier != "auto":
             config = replace(config, verifier=named.verifier)
     elif file is None and proposer is None:
-        proposer = DEFAULT_PROPOSER
+        proposer = default_proposer
     speculative = _choose(config.speculative, proposer, num_speculative_tokens, proposer_settings)
+    if is_auto:
+        speculative = _choose(speculative, AUTO, num_speculative_tokens, {})
+    if num_speculative_tokens is None:
+        room = settings.get("max_num_batched_tokens", config.max_num_batched_tokens) - 1
+        speculative = tuple(_fitted(entry, room) for entry in speculative)
     _check_proposers(speculative)
     return replace(config, **settings, speculative=speculative)
 
@@ -160,10 +171,21 @@ def _choose(
     if proposer is not None:
         same = [entry for entry in listed if entry.method == proposer]
         others = [entry for entry in listed if entry.method != proposer]
-        listed = (*(_with_settings(entry, own_settings) for entry in same or [SpeculativeConfig(proposer)]), *others)
+        listed = (*(_with_settings(entry, own_settings) for entry in same or [_default_entry(proposer)]), *others)
     if k is not None:
         listed = tuple(replace(entry, num_speculative_tokens=k) for entry in listed)
     return () if all(entry.method == "none" for entry in listed) else listed
+
+
+def _fitted(entry: SpeculativeConfig, room: int) -> SpeculativeConfig:
+    """`auto` drafts at most so much, and no more than fits a step."""
+    if entry.method != AUTO or room < 1:
+        return entry
+    return replace(entry, num_speculative_tokens=min(entry.num_speculative_tokens, room))
+
+
+def _default_entry(proposer: str) -> SpeculativeConfig:
+    return SpeculativeConfig(proposer, default_draft_length(proposer))
 
 
 def _with_settings(entry: SpeculativeConfig, own_settings: Mapping[str, Any]) -> SpeculativeConfig:
@@ -190,14 +212,14 @@ def speculation_of(prompt: Prompt, config: EngineConfig, default_k: int) -> Spec
     if proposer is None:
         proposer = config.speculative[0].method if config.speculative else "none"
     listed = [entry.method for entry in config.speculative]
-    if proposer not in PROPOSERS and proposer not in listed:
+    if proposer not in METHODS and proposer not in listed:
         if is_outside(proposer):
             raise ValueError(
                 f"the proposer {proposer!r} is from outside and not loaded; name it in --proposer, "
                 "--speculative-config or --config too"
             )
         raise ValueError(
-            f"{unknown_name('proposer', proposer, [*PROPOSERS, *listed])}; a class of your own is named "
+            f"{unknown_name('proposer', proposer, [*METHODS, *listed])}; a class of your own is named "
             "'package.module:Class', in --proposer, --speculative-config or --config too"
         )
     k = prompt.num_speculative_tokens

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.eval_asked import TO_STANDARD_OUTPUT, Asked, what_is_asked
 from specdec.cli.eval_options import AcceptanceOptions, acceptance_groups
+from specdec.cli.eval_quality import quality
 from specdec.cli.generate import BuildEngine, GroupedCommand, build_with_progress, load_engine
 from specdec.cli.progress import bar, progress_line
 from specdec.cli.run import interruptible
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from specdec.eval.progress import Status
 
 
-@click.group("eval", help="Measure how well proposers fit prompts.", no_args_is_help=True)
+@click.group("eval", help="Measure how well proposers fit prompts, and what fewer bits cost.", no_args_is_help=True)
 def evaluate_group() -> None:
     pass
 
@@ -209,3 +210,4 @@ def _conclude(result: Result, unwritten: Sequence[str]) -> int:
 
 acceptance = _command()
 evaluate_group.add_command(acceptance)
+evaluate_group.add_command(quality)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specdec.cli.configure import PROPOSER_OPTIONS, build_config, stated_settings, takes
+from specdec.cli.configure import DEFAULT_MEASURED, PROPOSER_OPTIONS, build_config, stated_settings, takes
 from specdec.cli.eval_options import AcceptanceOptions
+from specdec.cli.generate import ENGINE_OPTIONS
 from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
 from specdec.eval.baseline import Baseline, read
 from specdec.eval.prompts import EvalPrompt
@@ -42,7 +43,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
     """ValueError in one line for whatever is wrong. `given` names the options that were stated, not defaulted."""
     _check_numbers(options)
     for name in ("json", "html", "record_baseline"):
-        _check_writable(name, getattr(options, name))
+        check_writable(name, getattr(options, name))
     _check_distinct(options)
     temperatures = _numbers("--temperature", options.temperature, float)
     batch_sizes = _numbers("--batch-sizes", options.batch_sizes, int) if options.timing_prompts else ()
@@ -51,7 +52,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
         SamplingParams(temperature=temperature, max_tokens=options.max_tokens)
         check_verifier(config.verifier, temperature)
     nodes = max(num_nodes(entry) for entry in config.speculative)
-    _check_room(config, batch_sizes, nodes)
+    check_room(config, batch_sizes, nodes)
     return Asked(
         config=config,
         variants=variants,
@@ -71,7 +72,7 @@ def _check_numbers(options: AcceptanceOptions) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}; got {value}")
 
 
-def _check_writable(name: str, path: Path | None) -> None:
+def check_writable(name: str, path: Path | None) -> None:
     """A file that cannot be written is better known before the model runs."""
     if path is None or (name == "json" and path == TO_STANDARD_OUTPUT):
         return
@@ -97,7 +98,7 @@ def _check_distinct(options: AcceptanceOptions) -> None:
         taken[own] = option
 
 
-def _check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
+def check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
     """Every batch size must fit a step whole, with drafts of `nodes` tokens."""
     for size in batch_sizes:
         if size < 1:
@@ -176,9 +177,10 @@ def _config(
     """A configuration with one of the named proposers first, or with all that nobody had to name."""
     return build_config(
         file=options.config,
-        settings={name: getattr(options, name) for name in ("model", "dtype", "verifier") if name in given},
+        settings={name: getattr(options, name) for name in ENGINE_OPTIONS if name in given},
         proposer=proposer,
         num_speculative_tokens=length,
         proposer_settings={key: value for key, value in own.items() if proposer is None or takes(proposer, [key])},
         speculative_json=options.speculative_config,
+        default_proposer=DEFAULT_MEASURED,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER
+from specdec.cli.configure import DEFAULT_MEASURED, DEFAULT_NUM_SPECULATIVE_TOKENS
 from specdec.cli.options import option_groups
 
 DEFAULT_TASK = "all"
@@ -24,6 +24,10 @@ class AcceptanceOptions:
     model: str
     config: Path | None
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int | None
+    kernels: str
     proposer: str
     num_speculative_tokens: str
     draft_model: str | None
@@ -52,12 +56,12 @@ def acceptance_groups() -> dict[str, tuple[click.Option, ...]]:
     """Heading -> options, in the order of `--help`. What `generate` has too is the same here."""
     shared = {option.name: option for options in option_groups().values() for option in options}
     return {
-        "Model": (shared["model"], shared["config"], shared["dtype"]),
+        "Model": tuple(option for option in option_groups()["Model"] if option.name != "max_model_len"),
         "Speculation": (
             _list(
                 "--proposer",
                 metavar="P[,P2]",
-                default=DEFAULT_PROPOSER,
+                default=DEFAULT_MEASURED,
                 help="Proposers to measure; the default gives way to a configuration's own. Plain decoding is always "
                 "measured.",
             ),

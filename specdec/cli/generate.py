@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from specdec.cli.configure import build_config, cover, speculation_of, stated_settings
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, BadInput, bad_input, led_by, say, tell
+from specdec.cli.explain import explanation_lines
 from specdec.cli.options import GenerateOptions, option_groups
 from specdec.cli.output import LEGEND, AnswerWriter, JsonWriter, StreamWriter, Writer, statistics
 from specdec.cli.parsing import check_unicode
@@ -33,6 +34,10 @@ BuildEngine = Callable[[EngineConfig, Progress | None], "Engine"]
 ENGINE_OPTIONS = (
     "model",
     "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "num_threads",
+    "kernels",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -139,7 +144,10 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
     # Text that is shown as it comes is at no line's end when a proposer fails.
     with proposer_warnings(hold=isinstance(writer, StreamWriter)):
         outcome = run(engine, len(prompts), writer)
-    return _conclude(outcome, prompts, options, time.perf_counter() - start)
+    code = _conclude(outcome, prompts, options, time.perf_counter() - start)
+    if options.explain_speculation:
+        _explain(engine)
+    return code
 
 
 def build_with_progress(config: EngineConfig, build_engine: BuildEngine, *, quiet: bool) -> Engine:
@@ -240,6 +248,15 @@ def _writer(prompts: list[Prompt], options: GenerateOptions, engine: Engine) -> 
     if len(prompts) == 1 and prompts[0].params.n == 1:
         return StreamWriter(prompts[0], tokenizer)
     return AnswerWriter(prompts, tokenizer, headers=not options.quiet)
+
+
+def _explain(engine: Engine) -> None:
+    explanation = engine.explain_speculation()
+    if explanation is None:
+        say("nothing to explain: auto is not among this engine's proposers, and the others draft what they are asked")
+    else:
+        for line in explanation_lines(explanation):
+            tell(f"{line}\n")
 
 
 def _conclude(outcome: Outcome, prompts: Sequence[Prompt], options: GenerateOptions, seconds: float) -> int:

@@ -8,8 +8,16 @@ from pathlib import Path
 import click
 
 from specdec.cli.configure import DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PROPOSER, TREES
-from specdec.config import DTYPES, VERIFIERS, EngineConfig
-from specdec.proposers.registry import PROPOSERS
+from specdec.config import (
+    AUTO_DRAFT_LENGTH,
+    DTYPES,
+    KERNELS,
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
+    VERIFIERS,
+    EngineConfig,
+)
+from specdec.proposers.registry import METHODS
 from specdec.types import SamplingParams
 
 DEFAULT_TEMPERATURE = 0.0
@@ -27,6 +35,10 @@ class GenerateOptions:
     model: str
     config: Path | None
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int | None
+    kernels: str
     max_model_len: int | None
     proposer: str
     num_speculative_tokens: int
@@ -52,6 +64,7 @@ class GenerateOptions:
     kv_cache_tokens: int | None
     no_prefix_caching: bool
     color: bool
+    explain_speculation: bool
     json: bool
     quiet: bool
     verbose: bool
@@ -85,7 +98,7 @@ def option_groups() -> dict[str, tuple[click.Option, ...]]:
     return {
         "Prompts": _prompt_options(),
         "Model": _model_options(),
-        "Speculation": _speculation_options(),
+        "Speculation": speculation_options(DEFAULT_PROPOSER),
         "Sampling": _sampling_options(),
         "Engine": _engine_options(),
         "Output": _output_options(),
@@ -125,27 +138,55 @@ def _model_options() -> tuple[click.Option, ...]:
         _text(
             "--dtype", metavar="NAME", default=defaults.dtype, help=f"{_or(DTYPES)}. auto is the checkpoint's own type."
         ),
+        _text(
+            "--quantization",
+            metavar="NAME",
+            default=defaults.quantization,
+            help=f"{_or(QUANTIZATIONS)}. Weights in 8 or 4 bits, in groups of 32; gguf: in a .gguf file's own codes.",
+        ),
+        _text(
+            "--kv-cache-dtype",
+            metavar="NAME",
+            default=defaults.kv_cache_dtype,
+            help=f"{_or(KV_CACHE_DTYPES)}. auto is the type of the weights, bfloat16 if they are quantised.",
+        ),
+        _integer("--threads", "num_threads", unset="one a core", help="Threads that the model runs on."),
+        _text(
+            "--kernels",
+            metavar="NAME",
+            default=defaults.kernels,
+            help=f"{_or(KERNELS)}. native are compiled for this machine, once, and the same bits come out however many "
+            "rows share a step; reference is plain torch; auto is the first that can be had.",
+        ),
         _integer("--max-model-len", unset="the model's own limit", help="Longest sequence, the prompt included."),
     )
 
 
-def _speculation_options() -> tuple[click.Option, ...]:
+def speculation_options(default_proposer: str) -> tuple[click.Option, ...]:
+    """What drafts, and how its drafts are verified."""
     return (
         _text(
             "--proposer",
             metavar="NAME",
-            default=DEFAULT_PROPOSER,
-            help=f"What guesses the draft: {_or(sorted(PROPOSERS))}. none is plain decoding. One from outside has the "
-            "name that its package gives it, or is a class, package.module:Class.",
+            default=default_proposer,
+            help=f"What guesses the draft: {_or(sorted(METHODS))}. auto chooses at every step who drafts and how much, "
+            "or that nobody does, by what is fastest here. none is plain decoding. One from outside has the name that "
+            "its package gives it, or is a class, package.module:Class.",
         ),
-        _integer(
-            "--num-speculative-tokens", "-k", default=DEFAULT_NUM_SPECULATIVE_TOKENS, help="Longest draft of a step."
+        click.Option(
+            ["--num-speculative-tokens", "-k"],
+            type=click.INT,
+            metavar="N",
+            default=DEFAULT_NUM_SPECULATIVE_TOKENS,
+            show_default=f"{DEFAULT_NUM_SPECULATIVE_TOKENS}; auto: {AUTO_DRAFT_LENGTH}",
+            help="Longest draft of a step.",
         ),
         _text(
             "--draft-model",
             metavar="MODEL",
             help="What drafts. For the proposer draft, which it chooses by itself, a model, named as for --model, with "
-            "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head.",
+            "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head. With "
+            "auto it is one more to choose from.",
         ),
         _integer("--draft-layers", unset="none", help="Let the model's own first N layers draft: the proposer draft."),
         _text(
@@ -202,6 +243,10 @@ def _engine_options() -> tuple[click.Option, ...]:
 def _output_options() -> tuple[click.Option, ...]:
     return (
         _flag("--color", help="Colour tokens by provenance: drafted green, recovered yellow, bonus plain."),
+        _flag(
+            "--explain-speculation",
+            help="At the end, say what auto chose how often, and from which figures. On standard error.",
+        ),
         _flag("--json", help="One JSON object a prompt, one a line, in input order."),
         _flag("--quiet", help="Nothing but the answers: no headers, notes, progress or statistics."),
         click.Option(["verbose", "-v"], is_flag=True, help="Also print the configuration and the memory plan."),

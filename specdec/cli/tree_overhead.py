@@ -17,7 +17,7 @@ from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine
 from specdec.proposers.shapes import TreeChoice, TreeShape
-from specdec.runner import StepRecord
+from specdec.step.record import StepRecord
 from specdec.types import Draft, SamplingParams
 
 BATCH_SIZES = (1, 4)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.configure import build_config, stated_settings
+from specdec.cli.configure import DEFAULT_MEASURED, build_config, stated_settings
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
-from specdec.cli.generate import BuildEngine, GroupedCommand
+from specdec.cli.generate import ENGINE_OPTIONS, BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, engine_prompt, from_argument, from_file, without_template
 from specdec.cli.run import interruptible
@@ -116,14 +116,14 @@ def _silent(line: str) -> None:
 
 def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
     """Of the first proposer alone: it is the one that is verified."""
-    names = ("model", "dtype", "max_model_len", "verifier")
     config = build_config(
         file=options.config,
-        settings={name: getattr(options, name) for name in names if name in given},
+        settings={name: getattr(options, name) for name in ENGINE_OPTIONS if name in given},
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
         proposer_settings=stated_settings(options),
         speculative_json=options.speculative_config,
+        default_proposer=DEFAULT_MEASURED,
     )
     return replace(config, speculative=config.speculative[:1])
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from specdec.cli.options import option_groups
+from specdec.cli.configure import DEFAULT_MEASURED
+from specdec.cli.options import option_groups, speculation_options
 from specdec.eval.verify_settings import Settings
 
 
@@ -21,6 +22,10 @@ class VerifyOptions:
     model: str
     config: Path | None
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int | None
+    kernels: str
     max_model_len: int | None
     proposer: str
     num_speculative_tokens: int
@@ -50,7 +55,7 @@ def verify_groups() -> dict[str, tuple[click.Option, ...]]:
     return {
         "Prompts": (_prompts_file(), by_name["raw"]),
         "Model": shared["Model"],
-        "Speculation": shared["Speculation"],
+        "Speculation": speculation_options(DEFAULT_MEASURED),
         "Checks": (by_name["temperature"], *_check_options()),
         "Output": _output_options(),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from specdec.config import AUTO
 from specdec.types import RequestOutput, SpeculationStats
 
 MIN_TOKENS = 64
@@ -31,9 +32,9 @@ def alarm(proposer: str, stats: SpeculationStats, num_tokens: int) -> str | None
     """One line for a person, with numbers and the likely cause, or None. `num_tokens` were generated in all.
 
     The counts are those of the requests that named this proposer and allowed it at least one token, summed. Plain
-    decoding ("none") never alarms.
+    decoding ("none") never alarms, nor does "auto", which stops asking whoever does not help.
     """
-    if proposer == "none":
+    if proposer in ("none", AUTO):
         return None
     if not stats.num_drafts:
         return _never_drafted(proposer, num_tokens) if num_tokens >= MIN_TOKENS else None

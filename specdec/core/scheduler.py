@@ -38,6 +38,11 @@ class ScheduledRow:
         return self.sequence.request.proposer
 
     @property
+    def kv_owner(self) -> str | None:
+        """The proposer that keeps KV of its own for the sequence."""
+        return self.sequence.request.draft_kv
+
+    @property
     def num_draft_tokens(self) -> int:
         return len(self.draft)
 
@@ -241,26 +246,34 @@ class Scheduler:
 
     def draft_length(self, sequence: Sequence) -> int:
         """The longest draft that the next step could verify; one with KV of its own must also find its slots."""
-        if sequence.is_finished or sequence.num_uncomputed_tokens != 1:
-            return 0
-        length = min(sequence.request.num_speculative_tokens, sequence.max_draft_length(self.max_model_len))
+        length = self.free_draft_length(sequence)
         if sequence.request.draft_kv is not None:
             num_slots = len(sequence.block_table) * self.blocks.block_size
             length = min(length, num_slots - sequence.num_tokens + 1)  # the last drafted token is not computed
         return max(0, length)
 
-    def set_drafts(self, sequences: Many[Sequence], drafts: Many[Draft | None]) -> None:
+    def free_draft_length(self, sequence: Sequence) -> int:
+        """The same for a draft that needs no slots."""
+        if sequence.is_finished or sequence.num_uncomputed_tokens != 1:
+            return 0
+        return min(sequence.request.num_speculative_tokens, sequence.max_draft_length(self.max_model_len))
+
+    def set_drafts(
+        self, sequences: Many[Sequence], drafts: Many[Draft | None], kv_answers: Many[Draft | None] | None = None
+    ) -> None:
         """Keep what a proposer answered to `draft_length`, None if it failed, and count its KV as computed.
 
-        Samples that wait for a prompt start now: they need not compute the draft's KV of it again.
+        `kv_answers` are those of the proposers with KV where others drafted; None if they were not asked. Samples that
+        wait for a prompt start now: they need not compute the draft's KV of it again.
         """
-        for sequence, draft in zip(sequences, drafts, strict=True):
+        answers = drafts if kv_answers is None else kv_answers
+        for sequence, draft, answer in zip(sequences, drafts, answers, strict=True):
             if draft is not None:
                 sequence.draft = draft
             if sequence.request.draft_kv is not None:
-                if draft is not None:
-                    drafted = sequence.num_tokens + draft.num_kv_tokens
-                    sequence.num_draft_computed_tokens = drafted if draft else sequence.num_computed_tokens
+                if answer is not None:
+                    drafted = sequence.num_tokens + answer.num_kv_tokens
+                    sequence.num_draft_computed_tokens = drafted if answer else sequence.num_computed_tokens
                     self.blocks.commit(sequence)
                 if sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1:
                     self._release_forks(sequence)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import AUTO, EngineConfig, SpeculativeConfig, cache_dir
 from specdec.engine.checkpoints import open_model
 from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
@@ -19,12 +19,14 @@ from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.models.loader import prepare_model
 from specdec.models.medusa import MedusaHead
+from specdec.proposers.auto import auto_entry, member_length, member_names, with_members
 from specdec.proposers.base import Drafter, DraftModel, Proposer, ProposerContext, Wants
 from specdec.proposers.registry import build_proposer, check_settings, num_nodes
 from specdec.runner import PROMPT_LOGITS_CHUNK, Runner
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.memory import available_host_memory, plan_memory
 from specdec.step.model import Model
+from specdec.step.record import read_clock
 from specdec.tokenizer import Tokenizer
 
 
@@ -66,15 +68,28 @@ class LoadedModels:
 
 def load_models(config: EngineConfig, progress: Callable[[str], None] | None = None) -> LoadedModels:
     """Read the weights that `config` names, checked against each other; ValueError as in `Engine.from_config`."""
+    config = with_members(config)
     for proposer in config.speculative:
         check_settings(proposer)
     device = torch.device("cpu")
-    kernels = choose_backend(device.type)
     checkpoint, tokenizer = open_model(config.model, progress)
+    kernels = choose_backend(
+        device.type,
+        name=config.kernels,
+        dtype=checkpoint.config.dtype if config.dtype == "auto" else config.dtype,
+        folder=cache_dir() / "kernels",
+        num_threads=config.num_threads,
+        notify=progress,
+    )
     prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
     opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
     # Names, files and vocabularies are right: only now are weights read.
-    model = prepared.load(dtype=config.dtype, device=device)
+    model = prepared.load(
+        dtype=config.dtype,
+        device=device,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )
     drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
     own = [draft.model for draft in drafts.values() if isinstance(draft, DraftModel)]
     decoders = [model, *(each for each in own if isinstance(each, Decoder))]
@@ -91,7 +106,7 @@ def load_models(config: EngineConfig, progress: Callable[[str], None] | None = N
 def activation_bytes(model: Decoder, num_tokens: int) -> int:
     """An upper bound of a step's intermediate tensors: a few hidden states, one layer's projections and MLP, the
     scores of one chunk of queries, and the logits of one chunk of a prompt."""
-    config, element = model.config, model.kv_layout().dtype.itemsize
+    config, element = model.config, model.kernels.state_dtype(model.dtype).itemsize
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     inner = max(layer.moe.intermediate_size if layer.moe else config.intermediate_size for layer in config.layers)
     states = num_tokens * element * (6 * config.hidden_size + 3 * heads + 3 * inner)
@@ -109,11 +124,14 @@ def assemble(
     device: torch.device | None = None,
     draft_models: Mapping[str, Drafter] | None = None,
     proposers: Mapping[str, Proposer] | None = None,
+    clock: Callable[[], float] = read_clock,
 ) -> Engine:
     """An engine around models that are already there.
 
     `draft_models` are those of the configured proposers, by method; `proposers` adds instances of one's own by name.
+    `clock` is what steps are timed by, in seconds.
     """
+    config = with_members(config)
     device = device if device is not None else torch.device("cpu")
     kernels = kernels if kernels is not None else choose_backend(device.type)
     drafts = dict(draft_models or {})
@@ -152,8 +170,9 @@ def assemble(
         vocab_size=facts.vocab_size,
         verifier=config.verifier,
         device=device,
+        portfolios={AUTO: member_names(config)} if auto_entry(config) else {},
     )
-    return Engine(config, runner, facts, memory, tokenizer)
+    return Engine(config, runner, facts, memory, tokenizer, clock=clock)
 
 
 def _kv_layouts(draft: Drafter) -> list[KVLayout]:
@@ -186,11 +205,16 @@ def _load_proposers(
 ) -> dict[str, Proposer]:
     """The configured proposers by method; "none" is always among them."""
     loaded: dict[str, Proposer] = {}
+    auto = auto_entry(config)
     for entry in (*config.speculative, SpeculativeConfig("none")):
+        if entry.method == AUTO:
+            continue
         if entry.method in given:
             loaded[entry.method] = given[entry.method]
         else:
             k = entry.num_speculative_tokens
+            if auto is not None and entry.method in member_names(config):
+                k = member_length(entry, auto.num_speculative_tokens)
             own = replace(
                 context, method=entry.method, num_speculative_tokens=k, draft_model=draft_models.get(entry.method)
             )

@@ -42,7 +42,7 @@ class OpenHead:
 
     def load(self, target: Decoder, *, dtype: str, device: torch.device) -> EagleHead | MedusaHead:
         """The head, in the target's dtype: its states are what it computes with."""
-        return self.prepared.load(dtype=target.kv_layout().dtype, device=device)
+        return self.prepared.load(dtype=target.dtype, device=device)
 
 
 def _find(name: str, progress: Callable[[str], None] | None) -> Path:

@@ -9,13 +9,18 @@ from dataclasses import replace
 from specdec.config import EXACTNESS, EngineConfig
 from specdec.core.block_manager import BlockManager
 from specdec.core.committed import CommittedTokens
+from specdec.core.control.explanation import Explanation
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.core.stopping import visible_text
+from specdec.engine.portfolio import build_controller
+from specdec.engine.readings import readings
 from specdec.engine.requests import Prompt, RequestBuilder, TargetFacts
-from specdec.metrics import EngineMetrics, EngineState, SampleClock
-from specdec.runner import Runner, StepRecord
+from specdec.engine.speculation import Speculation
+from specdec.metrics import EngineMetrics, EngineState, Reading, SampleClock
+from specdec.runner import Runner
 from specdec.step.memory import MemoryPlan
+from specdec.step.record import StepRecord, read_clock
 from specdec.tokenizer import Tokenizer
 from specdec.types import (
     CompletionOutput,
@@ -64,12 +69,14 @@ class Engine:
         memory: MemoryPlan,
         tokenizer: Tokenizer | None = None,
         load_seconds: float = 0.0,
+        clock: Callable[[], float] = read_clock,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.memory = memory
         self.load_seconds = load_seconds
-        self.last_step = StepRecord()
+        self._clock = clock
+        self.last_step = StepRecord(clock=clock)
         self.runner = runner
         self._requests = RequestBuilder(
             config,
@@ -84,6 +91,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self._requests.max_model_len,
         )
+        self.speculation = Speculation(runner, self.scheduler, build_controller(config, runner, self.scheduler, clock))
         self._states: dict[str, _RequestState] = {}
         self._touched: dict[Sequence, None] = {}  # samples whose change is still to be reported, in order
         self._num_arrivals = 0
@@ -92,6 +100,7 @@ class Engine:
             max_model_len=self._requests.max_model_len,
             max_draft_length=max(self._requests.proposers.values()),
             state=self._state,
+            readings=self._readings,
         )
 
     @staticmethod
@@ -157,7 +166,7 @@ class Engine:
         An exception leaves the engine able to go on: a step that was not computed is scheduled again, and what a
         computed one changed is reported by the next call.
         """
-        record = self.last_step = StepRecord()
+        record = self.last_step = StepRecord(clock=self._clock)
         with record.time("schedule"):
             schedule = self.scheduler.schedule()
         if schedule.rows:
@@ -168,7 +177,7 @@ class Engine:
                 raise
             self._counts.record_step(record.num_tokens)
             with record.time("propose"):
-                self._propose(schedule)
+                self.speculation.propose(schedule, record)
         return self._take_outputs()
 
     def _compute(self, schedule: Schedule, record: StepRecord) -> None:
@@ -183,6 +192,7 @@ class Engine:
                 if verdict.token_ids or verdict.error is not None:
                     self._touched[row.sequence] = None
             self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
+        self.speculation.verified(schedule, verdicts, record)
 
     def _take_outputs(self) -> list[RequestOutput]:
         """Outputs of the requests whose samples changed since the last call."""
@@ -195,7 +205,7 @@ class Engine:
             for sample in state.sequences if sequence.finish_reason == "error" else [sequence]:
                 state.refresh(sample, self._counts, now)
                 if sample.is_finished:
-                    self.runner.forget(sample)
+                    self.speculation.forget(sample)
             states[sequence.request.request_id] = state
             del self._touched[sequence]
         return [self._output(state, now) for state in states.values()]
@@ -207,25 +217,13 @@ class Engine:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
 
-    def _propose(self, schedule: Schedule) -> None:
-        """Ask for the next drafts of everything that may still keep one, and let drafts' own KV follow the rest."""
-        sequences, lengths = [], []
-        for row in schedule.rows:
-            sequence = row.sequence
-            length = self.scheduler.draft_length(sequence)
-            if length or (sequence.request.draft_kv is not None and not sequence.is_finished):
-                sequences.append(sequence)
-                lengths.append(length)
-        if sequences:
-            self.scheduler.set_drafts(sequences, self.runner.propose(sequences, lengths))
-
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its last output, or None if there is no such unfinished request."""
         if not isinstance(request_id, str) or request_id not in self._states:
             return None
         state, now = self._states[request_id], time.monotonic()
         for sequence in self.scheduler.abort(request_id):
-            self.runner.forget(sequence)
+            self.speculation.forget(sequence)
         for sequence in state.sequences:
             self._touched.pop(sequence, None)
             state.refresh(sequence, self._counts, now)
@@ -241,6 +239,15 @@ class Engine:
         Tokens, drafts and ends are counted as they are returned: sums over the outputs equal the counters.
         """
         return self._counts.render()
+
+    def explain_speculation(self) -> Explanation | None:
+        """What the proposer `auto` chose so far, and from which figures; None if the engine has not got it."""
+        controller = self.speculation.controller
+        return None if controller is None else controller.explain()
+
+    def _readings(self) -> list[Reading]:
+        explanation = self.explain_speculation()
+        return [] if explanation is None else readings(explanation)
 
     def _state(self) -> EngineState:
         scheduler = self.scheduler

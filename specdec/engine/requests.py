@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from specdec.config import EngineConfig, check_verifier, unknown_name
+from specdec.config import AUTO, EngineConfig, check_verifier, unknown_name
+from specdec.proposers.auto import member_names, with_members
 from specdec.tokenizer import Tokenizer
 from specdec.types import Request, SamplingParams, SpeculationParams
 
@@ -30,7 +31,8 @@ class TargetFacts:
 
 def draft_lengths(config: EngineConfig) -> dict[str, int]:
     """The loaded proposers' names with their own `num_speculative_tokens`; "none" is always among them."""
-    return {entry.method: entry.num_speculative_tokens for entry in config.speculative} | {"none": 0}
+    entries = with_members(config).speculative
+    return {entry.method: entry.num_speculative_tokens for entry in entries} | {"none": 0}
 
 
 class RequestBuilder:
@@ -52,6 +54,8 @@ class RequestBuilder:
         self.kv_owners = dict(kv_owners or {})
         """Proposers with KV of their own, and how many slots their drafts take there; None: a chain's."""
         self.proposers = draft_lengths(config)
+        self.portfolio = member_names(config)
+        """What `auto` chooses from."""
         self.default_proposer = config.speculative[0].method if config.speculative else "none"
 
     @property
@@ -76,6 +80,7 @@ class RequestBuilder:
         self._check_prompt(token_ids)
         self._check_params(params)
         proposer, length = self._speculation(speculation)
+        kv_owner = self._kv_owner(proposer) if self._may_draft(params, length) else None
         stops = frozenset(params.stop_token_ids or ())
         eos = frozenset() if params.ignore_eos else self.facts.eos_token_ids
         return Request(
@@ -89,8 +94,8 @@ class RequestBuilder:
             cache_salt=cache_salt,
             proposer=proposer,
             num_speculative_tokens=length,
-            draft_kv=proposer if proposer in self.kv_owners and self._may_draft(params, length) else None,
-            num_lookahead_tokens=self._num_lookahead_tokens(proposer, length),
+            draft_kv=kv_owner,
+            num_lookahead_tokens=self._num_lookahead_tokens(kv_owner, length),
             stop_token_ids=stops | eos,
             eos_token_ids=eos,
             min_tokens_ban=(stops | eos) if params.min_tokens else frozenset(),
@@ -178,9 +183,16 @@ class RequestBuilder:
             )
         return name, length
 
-    def _num_lookahead_tokens(self, proposer: str, length: int) -> int:
+    def _kv_owner(self, proposer: str) -> str | None:
+        """The proposer with KV of its own that may draft where this one is asked for; `auto` has at most one."""
+        names = self.portfolio if proposer == AUTO else (proposer,)
+        return next((name for name in names if name in self.kv_owners), None)
+
+    def _num_lookahead_tokens(self, kv_owner: str | None, length: int) -> int:
         """Slots for the last committed token and what is computed of a draft behind it: of a chain, all but the end."""
-        slots = self.kv_owners.get(proposer)
+        if kv_owner is None:
+            return length
+        length, slots = min(length, self.proposers[kv_owner]), self.kv_owners[kv_owner]
         return length if slots is None else min(length, 1) * (1 + slots)
 
     @staticmethod

@@ -64,8 +64,9 @@ class Difference:
 def take(engine: Engine, sequence: Sequence) -> Snapshot:
     """A copy of everything that counts as computed for a sequence that has blocks."""
     computed = [(TARGET, engine.runner.kv, sequence.num_computed_tokens)]
-    method = sequence.request.proposer
-    for cache in engine.runner.proposers[method].kv_caches:
+    method = sequence.request.draft_kv or sequence.request.proposer
+    proposer = engine.runner.proposers.get(method)
+    for cache in proposer.kv_caches if proposer is not None else ():
         own = sequence.num_draft_computed_tokens if sequence.request.draft_kv == method else 0
         computed.append((f"the proposer {method}", cache, min(own, sequence.num_tokens)))
     entries = [Entries(owner, _read(cache, sequence, count)) for owner, cache, count in computed]

@@ -287,6 +287,7 @@ class _SeenProposer:
     def __init__(self, inner: Proposer, witness: Witness) -> None:
         self._inner = inner
         self._witness = witness
+        self.hint = getattr(inner, "hint", None)
 
     @property
     def kv_caches(self) -> Many[KVCache]:
@@ -302,7 +303,8 @@ class _SeenProposer:
         except Exception as error:
             self._witness.proposer_errors[f"the proposer failed: {one_line(error)}"] = None
             raise
-        self._witness.propose(sequences, drafts)
+        asked = [(s, draft) for s, draft, length in zip(sequences, drafts, inp.lengths, strict=True) if length]
+        self._witness.propose([sequence for sequence, _ in asked], [draft for _, draft in asked])
         return drafts
 
     def forget(self, sequence: Sequence) -> None:

@@ -6,19 +6,53 @@ G key-value heads, D head size, N blocks of S slots.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
+from specdec.kernels.weights import QuantizedWeight, Weight
+
+StepInputs = tuple[torch.Tensor | None, ...]
+"""What changes from step to step, in the order of `INPUTS`; the masks may be None."""
+
+INPUTS = (
+    "token_ids",  # int64 [T]
+    "positions",  # int64 [T]
+    "slot_mapping",  # int64 [T]
+    "query_start_loc",  # int32 [B + 1]
+    "seq_lens",  # int32 [B]
+    "committed_lens",  # int32 [B]
+    "block_tables",  # int32 [B, blocks]
+    "ancestor_masks",  # int64 [T]
+)
+
+Program = Callable[[StepInputs], list[torch.Tensor]]
+"""A recorded computation: given a step's inputs, its results."""
+
 
 class Kernels(Protocol):
-    """What a model and a sampler may ask of the device. Nothing here keeps state."""
+    """What a model and a sampler may ask of the device."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of a model's hidden states whose weights were loaded in `dtype`."""
+        ...
+
+    def pack(self, weight: torch.Tensor | QuantizedWeight) -> Weight:
+        """A matrix [out, in] in the form that `linear` and `embedding` are fastest with."""
+        ...
+
+    def record(self, function: Callable[[], Sequence[torch.Tensor]], inputs: StepInputs) -> Program | None:
+        """`function`, which calls kernels on a step's `inputs` and returns [T, ...] tensors, as a program that does
+        the same for the inputs of any step, without Python between the kernels. Nothing is computed now; between the
+        kernels `function` may only take views. None if this backend does not record."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, in] times weight [out, in] transposed, plus bias [out]."""
         ...
 
-    def embedding(self, token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         """Rows of weight [V, hidden] at int64 [T]."""
         ...
 
@@ -26,8 +60,17 @@ class Kernels(Protocol):
         """Root-mean-square norm of the last dimension, float32 or wider, times weight (1 + weight with the offset)."""
         ...
 
-    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate the first R of each head's D entries, halves convention: x [T, heads, D], cos and sin [T, R / 2]."""
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The sum of two [T, size]."""
+        ...
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """x [T, size] times a number."""
+        ...
+
+    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate the first R of each head's D entries, halves convention: x [T, heads, D], by the rows `positions`
+        (int64 [T]) of the tables cos and sin, float32 [P, R / 2]."""
         ...
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +89,13 @@ class Kernels(Protocol):
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Store key and value [T, G, D] at the slots (int64 [T]) of caches [N, S, G, D]."""
+        """Store key and value [T, G, D] at the slots (int64 [T]) of caches [N, S, G, D]; of int8 caches
+        [N, S, G, D + 4], where each entry's scale, a float32, follows its codes."""
+        ...
+
+    def move_kv(self, caches: Sequence[torch.Tensor], slots_from: torch.Tensor, slots_to: torch.Tensor) -> None:
+        """In every cache [N, S, G, ...], copy the entries at `slots_from` to `slots_to`, int64 [n] each; all are read
+        before any is written, so the two may overlap."""
         ...
 
     def paged_attention(
@@ -75,6 +124,10 @@ class Kernels(Protocol):
         before `first_entry` are invisible to everybody and may hold anything, NaN included; every query must see one
         of the others. -> [T, H, D]
         """
+        ...
+
+    def read(self, memory: torch.Tensor) -> None:
+        """Read all of a contiguous tensor, with the threads that everything else has: to see how fast memory is."""
         ...
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

@@ -5,19 +5,64 @@ Written for being right on sight. Scores and norms are taken in float32, or floa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
+
+from specdec.kernels.base import Program, StepInputs
+from specdec.kernels.weights import GROUP, PackedWeight, QuantizedWeight, Weight
 
 QUERY_CHUNK = 256
 """Queries of one row that attend at once: bounds the memory of their scores."""
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def pack(weight: torch.Tensor | QuantizedWeight) -> Weight:
+    return weight
+
+
+def record(function: Callable[[], Sequence[torch.Tensor]], inputs: StepInputs) -> Program | None:
+    return None
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    assert not isinstance(weight, PackedWeight), "packed by another backend"
+    if isinstance(weight, QuantizedWeight):
+        return F.linear(round_states(x), weight.rows(slice(None)), bias)
     return F.linear(x, weight, bias)
 
 
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def round_states(x: torch.Tensor) -> torch.Tensor:
+    """States [T, in] as quantised weights see them: each group of a row rounded to 8 bits."""
+    padded = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
+    largest = padded.abs().amax(dim=-1, keepdim=True)
+    rounded = (padded * _inverse_scale(largest)).round() * (largest / 127.0)
+    return rounded.flatten(1)[:, : x.shape[1]]
+
+
+def _inverse_scale(largest: torch.Tensor) -> torch.Tensor:
+    """What turns numbers of which the largest magnitude is `largest` into codes; 0 where they are too small for any."""
+    inverse = torch.full_like(largest, 127.0) / largest  # a number over a tensor would be rounded twice
+    return torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
+
+
+def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+    assert not isinstance(weight, PackedWeight), "packed by another backend"
+    if isinstance(weight, QuantizedWeight):
+        return weight.rows(token_ids)
     return F.embedding(token_ids, weight)
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -32,9 +77,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: boo
     return weight * normed.to(x.dtype)
 
 
-def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1).to(x.dtype), sin.unsqueeze(1).to(x.dtype)  # [T, 1, R / 2]
+    cos, sin = cos[positions].unsqueeze(1).to(x.dtype), sin[positions].unsqueeze(1).to(x.dtype)  # [T, 1, R / 2]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
@@ -56,8 +101,34 @@ def write_kv(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    key_cache.view(-1, *key_cache.shape[2:])[slot_mapping] = key.to(key_cache.dtype)
-    value_cache.view(-1, *value_cache.shape[2:])[slot_mapping] = value.to(value_cache.dtype)
+    for states, cache in ((key, key_cache), (value, value_cache)):
+        cache.view(-1, *cache.shape[2:])[slot_mapping] = to_entries(states, cache.dtype)
+
+
+def to_entries(states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values [..., D] as a cache of `dtype` holds them; in int8, codes and then the scale's four bytes."""
+    if dtype != torch.int8:
+        return states.to(dtype)
+    wide = states.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    codes = (wide * _inverse_scale(largest)).round().nan_to_num(0, 0, 0).to(torch.int8)
+    # What is not a number stays so, through the scale.
+    scales = torch.where(largest.isfinite(), largest / 127.0, torch.full_like(largest, float("nan")))
+    return torch.cat((codes, scales.view(torch.int8)), dim=-1)
+
+
+def from_entries(entries: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The keys or values [..., D] that cache entries stand for."""
+    if entries.dtype != torch.int8:
+        return entries.to(dtype)
+    scales = entries[..., -4:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    return (entries[..., :-4].float() * scales).to(dtype)
+
+
+def move_kv(caches: Sequence[torch.Tensor], slots_from: torch.Tensor, slots_to: torch.Tensor) -> None:
+    for cache in caches:
+        entries = cache.view(-1, *cache.shape[2:])
+        entries[slots_to] = entries[slots_from]
 
 
 def paged_attention(
@@ -82,8 +153,8 @@ def paged_attention(
     for b, length in enumerate(lengths):
         blocks = block_tables[b, : -(-length // block_size)].long()
         # Entries that nobody sees are cut off: masked, a NaN in them would still reach everyone as 0 * NaN.
-        keys = key_cache[blocks].flatten(0, 1)[first_entry:length].to(query.dtype)  # [length - first_entry, G, D]
-        values = value_cache[blocks].flatten(0, 1)[first_entry:length].to(query.dtype)
+        keys = from_entries(key_cache[blocks].flatten(0, 1)[first_entry:length], query.dtype)
+        values = from_entries(value_cache[blocks].flatten(0, 1)[first_entry:length], query.dtype)
         own = slice(starts[b], starts[b + 1])
         masks = None if ancestor_masks is None else ancestor_masks[own]
         visible = visible_entries(positions[own], masks, length, committed[b], sliding_window)[:, first_entry:]
@@ -144,6 +215,10 @@ def _attend(
     scores = _wide(q @ k.transpose(1, 2)) * scale
     scores = (soft_cap * torch.tanh(scores / soft_cap)).masked_fill(~visible, float("-inf"))
     return (torch.softmax(scores, dim=-1).to(v.dtype) @ v).transpose(0, 1)
+
+
+def read(memory: torch.Tensor) -> None:
+    memory.amax()
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

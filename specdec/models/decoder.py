@@ -6,16 +6,18 @@ sampling. Prompt chunks, decoding and verification are the same call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from specdec.kernels import Kernels
+from specdec.kernels import Kernels, Program, Weight
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.layers import DecoderLayer, Rotation
-from specdec.models.parts import Embedding, Linear, RMSNorm
+from specdec.models.parts import Embedding, Linear, RMSNorm, weight_bytes
+from specdec.models.quantize import Scheme, pack_parts
 from specdec.models.rope import RopeTable
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
@@ -41,6 +43,9 @@ class Decoder(nn.Module):
         distinct = distinct_ropes(config)
         self.rope_of_layer = [None if layer.rope is None else distinct.index(layer.rope) for layer in config.layers]
         self.ropes = nn.ModuleList(RopeTable(rope, max_model_len) for rope in distinct)
+        self._dtype: torch.dtype | None = None
+        self._kv_dtype: torch.dtype | None = None
+        self._programs: WeakKeyDictionary[KVCache, dict[tuple[int, ...], Program | None]] = WeakKeyDictionary()
 
     def first_layers(self, count: int) -> Decoder:
         """The model of the first `count` layers, which shares this one's parameters: what drafts for itself."""
@@ -50,7 +55,23 @@ class Decoder(nn.Module):
         decoder.embed_tokens, decoder.norm, decoder.lm_head = self.embed_tokens, self.norm, self.lm_head
         decoder.layers = self.layers[:count]
         decoder.ropes, decoder.rope_of_layer = self.ropes, self.rope_of_layer[:count]
+        decoder._dtype, decoder._kv_dtype = self._dtype, self._kv_dtype
         return decoder.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the weights were loaded in."""
+        return self._dtype or self.embed_tokens.weight.dtype
+
+    def pack(self, scheme: Scheme, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+        """Store the weights, loaded in `dtype`, as `scheme` says and as the kernels like them; the cache is to be in
+        `kv_dtype`."""
+        self._dtype, self._kv_dtype = dtype, kv_dtype
+        self.embed_tokens.pack_weights(scheme.vocabulary)
+        if self.lm_head is not None:
+            self.lm_head.pack_weights(scheme.vocabulary)
+        pack_parts(self.norm)
+        pack_parts(self.layers, scheme.matrices)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Hidden states of the step's tokens after the final norm, [T, hidden]; their KV goes to the batch's slots."""
@@ -61,8 +82,36 @@ class Decoder(nn.Module):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The same, and by layer the input [T, hidden] of each of `aux_layers`; the number of layers stands for the
         last one's output, before the final norm."""
+        aux_layers = tuple(aux_layers)
+        program = self._program(kv, aux_layers)
+        if program is None:
+            return self._compute(batch, kv, aux_layers)
+        hidden, *aux = program(batch.inputs())
+        return hidden, dict(zip(aux_layers, aux, strict=True))
+
+    def _program(self, kv: KVCache, aux_layers: tuple[int, ...]) -> Program | None:
+        """The whole forward pass over a cache as one program, None if the kernels have to be called one by one."""
+        programs = self._programs.setdefault(kv, {})
+        if aux_layers not in programs:
+            programs[aux_layers] = self._record(kv, aux_layers)
+        return programs[aux_layers]
+
+    def _record(self, kv: KVCache, aux_layers: tuple[int, ...]) -> Program | None:
+        if any(layer.moe for layer in self.config.layers):
+            return None  # which expert sees which token is not known beforehand
+        batch = Batch.placeholder()
+
+        def compute() -> list[torch.Tensor]:
+            hidden, aux = self._compute(batch, kv, aux_layers)
+            return [hidden, *(aux[layer] for layer in aux_layers)]
+
+        return self.kernels.record(compute, batch.inputs())
+
+    def _compute(
+        self, batch: Batch, kv: KVCache, aux_layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         hidden: torch.Tensor = self.embed(batch.token_ids)
-        rotations: list[Rotation] = [rope(batch.positions) for rope in self.ropes]
+        rotations: list[Rotation] = [(rope.get_buffer("cos"), rope.get_buffer("sin")) for rope in self.ropes]
         aux = {}
         for i, layer in enumerate(self.layers):
             if i in aux_layers:
@@ -81,25 +130,30 @@ class Decoder(nn.Module):
         if self.config.embedding_scale is None:
             return hidden
         # gemma was trained with the factor rounded to the dtype of the states.
-        return hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item()
+        return self.kernels.scale(hidden, torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item())
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of final hidden states [n, hidden]: [n, vocab], float32 (float64 of a float64 model)."""
-        return finished_logits(self.kernels.linear(hidden, self.output_matrix()), self.config.final_soft_cap)
+        return self.head()(hidden)
 
-    def output_matrix(self) -> torch.Tensor:
+    def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`compute_logits` by itself: of the model it keeps no more than the output matrix."""
+        kernels, matrix, soft_cap = self.kernels, self.output_matrix(), self.config.final_soft_cap
+        return lambda hidden: finished_logits(kernels.linear(hidden, matrix), soft_cap)
+
+    def output_matrix(self) -> Weight:
         """What turns final hidden states into logits, [vocab, hidden]: the embedding itself where the two are tied."""
         return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def kv_layout(self) -> KVLayout:
         """The KV cache this model needs."""
         config = self.config
-        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, self.embed_tokens.weight.dtype)
+        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, self._kv_dtype or self.dtype)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the parameters and the rotary tables."""
-        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+        return weight_bytes(self)
 
 
 def finished_logits(logits: torch.Tensor, soft_cap: float | None) -> torch.Tensor:

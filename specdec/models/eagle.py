@@ -15,7 +15,8 @@ from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, finished_logits
 from specdec.models.head_config import EagleConfig
 from specdec.models.layers import MLP, Attention, Rotation
-from specdec.models.parts import Embedding, Linear, RMSNorm
+from specdec.models.parts import Embedding, Linear, RMSNorm, weight_bytes
+from specdec.models.quantize import pack_parts
 from specdec.models.rope import RopeTable
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
@@ -114,6 +115,12 @@ class EagleHead(nn.Module):
         assert rope is not None, "the families of heads rotate every layer"
         self.rope = RopeTable(rope, max_model_len)
         self.register_buffer("draft_token_ids", None, persistent=False)
+        self.kv_dtype: torch.dtype | None = None
+
+    def pack(self) -> None:
+        """Give the loaded weights the form that the kernels are fastest with."""
+        self.kv_dtype = self.dtype
+        pack_parts(self)
 
     @property
     def kind(self) -> str:
@@ -157,7 +164,7 @@ class EagleHead(nn.Module):
         """
         embed = self._target_embed if self.embed_tokens is None else self.embed_tokens
         inputs, residual = self.inputs(embed(batch.token_ids).to(self.dtype), features.to(self.dtype))
-        out: torch.Tensor = self.layer(inputs, residual, self.rope(batch.positions), batch, kv.keys[0], kv.values[0])
+        out: torch.Tensor = self.layer(inputs, residual, self.rope.tables, batch, kv.keys[0], kv.values[0])
         return out
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -178,15 +185,17 @@ class EagleHead(nn.Module):
         if self.lm_head is None:
             matrix = self._target_matrix()
             self.lm_head = Linear(self.hidden_size, len(matrix), False, self.kernels)
-            self.lm_head.weight = nn.Parameter(matrix.to(self.dtype), requires_grad=False)
-        self.lm_head.keep_rows(token_ids)
+            rows = self.kernels.embedding(token_ids, matrix)
+            self.lm_head.weight = nn.Parameter(rows.to(self.dtype), requires_grad=False)
+        else:
+            self.lm_head.keep_rows(token_ids)
         self.draft_token_ids = token_ids
 
     def kv_layout(self) -> KVLayout:
         """The KV cache this head needs."""
-        return KVLayout(1, self.config.model.num_kv_heads, self.config.model.head_dim, self.dtype)
+        return KVLayout(1, self.config.model.num_kv_heads, self.config.model.head_dim, self.kv_dtype or self.dtype)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of what the head holds beyond the target's own."""
-        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+        return weight_bytes(self)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from specdec.kernels import QuantizedWeight
 from specdec.models import families
 from specdec.models.config import ModelConfig
 from specdec.models.gguf_config import ROPE_FACTORS, Architecture, hugging_face_config, read_architecture
@@ -66,6 +67,18 @@ class GGUFCheckpoint:
         shape = self._file.tensors[source.tensor].shape
         return shape if source.expert is None else shape[1:]
 
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        """A matrix in the file's own codes, None if they are of a kind that the kernels do not know."""
+        source = self._sources[name]
+        if source.expert is not None or source.holds_one:
+            return None
+        codes = self._file.read_codes(source.tensor)
+        if codes is None or not source.interleaved_heads:
+            return codes
+        heads = source.interleaved_heads
+        mins = None if codes.mins is None else _in_halves(codes.mins, heads)
+        return QuantizedWeight(_in_halves(codes.codes, heads), _in_halves(codes.scales, heads), mins)
+
     def read(self, name: str) -> torch.Tensor:
         """A tensor in Hugging Face's layout ([out, in] for a matrix), float32, owned by the caller."""
         source = self._sources[name]
@@ -74,11 +87,16 @@ class GGUFCheckpoint:
         else:
             weights = self._file.read_slice(source.tensor, source.expert)
         if source.interleaved_heads:
-            rows = weights.view(source.interleaved_heads, -1, 2, *weights.shape[1:])
-            weights = rows.transpose(1, 2).reshape(weights.shape)
+            weights = _in_halves(weights, source.interleaved_heads)
         # Exact: the stored sum of a norm weight and 1 loses nothing when 1 is taken away again, and adding it back
         # gives the stored number.
         return weights - 1 if source.holds_one else weights
+
+
+def _in_halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """The rows of each head with its two rotary halves one after the other, not interleaved."""
+    apart = rows.view(heads, -1, 2, *rows.shape[1:])
+    return apart.transpose(1, 2).reshape(rows.shape)
 
 
 def _sources(architecture: Architecture, config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, _Source]:

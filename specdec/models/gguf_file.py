@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec.models.gguf_types import REFUSED, SUPPORTED, GGMLType, dequantize
+from specdec.kernels import QuantizedWeight
+from specdec.models.gguf_types import CODED, REFUSED, SUPPORTED, GGMLType, dequantize, read_codes
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -68,6 +69,15 @@ class GGUFFile:
         """A tensor's weights, float32 in its own shape; the caller owns the memory."""
         info = self.tensors[name]
         return self._weights(info.offset, info.num_bytes, info).view(info.shape)
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        """A matrix as it is stored, None if it is none or of another kind than 4 or 8 bits in groups of 32."""
+        info = self.tensors[name]
+        if len(info.shape) != 2 or info.kind.name not in CODED:
+            return None
+        row_bytes = info.num_bytes // info.shape[0]
+        raw = np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset).reshape(-1, row_bytes)
+        return read_codes(raw, info.kind)
 
     def read_slice(self, name: str, index: int) -> torch.Tensor:
         """Entry `index` of a tensor's first dimension, reading only that."""

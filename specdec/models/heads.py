@@ -65,7 +65,8 @@ class PreparedHead:
             # Padding: no token has these logits.
             head.keep_tokens(torch.arange(self.vocab_size))
             head.draft_token_ids = None
-        return head.to(device).eval()
+        head.to(device).eval().pack()
+        return head
 
     @property
     def misfit(self) -> str:
@@ -111,7 +112,7 @@ def load_head(
 ) -> EagleHead | MedusaHead:
     """The head at `path` for a loaded `target`; `dtype` "auto" is the target's. See `prepare_head`."""
     prepared = prepare_head(path, target=target, kernels=kernels, max_model_len=max_model_len, draft_vocab=draft_vocab)
-    return prepared.load(dtype=target.kv_layout().dtype if dtype == "auto" else torch_dtype(dtype), device=device)
+    return prepared.load(dtype=target.dtype if dtype == "auto" else torch_dtype(dtype), device=device)
 
 
 def _kind(files: HeadFiles) -> HeadKind:

@@ -17,7 +17,7 @@ from specdec.models.parts import Linear, RMSNorm, activation
 from specdec.step.batch import Batch
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of the step's tokens, [T, rotary_dim / 2] each."""
+"""Tables of cosines and sines, [positions, rotary_dim / 2] each."""
 
 
 class Attention(nn.Module):
@@ -62,7 +62,8 @@ class Attention(nn.Module):
         query, key = self._heads(query, self.q_norm), self._heads(key, self.k_norm)  # [T, H or G, D]
         value = value.view(len(value), -1, self.head_dim)
         if rotation is not None:
-            query, key = self.kernels.rotary(query, *rotation), self.kernels.rotary(key, *rotation)
+            query = self.kernels.rotary(query, *rotation, batch.positions)
+            key = self.kernels.rotary(key, *rotation, batch.positions)
         self.kernels.write_kv(key, value, keys, values, batch.slot_mapping)
         attended = self.kernels.paged_attention(
             query,
@@ -115,6 +116,7 @@ class DecoderLayer(nn.Module):
         def norm(present: bool) -> nn.Module:
             return RMSNorm(config.hidden_size, config, kernels) if present else nn.Identity()
 
+        self.kernels = kernels
         self.attention_norm = norm(before)
         self.attention = Attention(config, layer, kernels)
         self.attention_post_norm = norm(after)
@@ -127,6 +129,5 @@ class DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; caches are the layer's own."""
         attended = self.attention(self.attention_norm(hidden), rotation, batch, keys, values)
-        hidden = hidden + self.attention_post_norm(attended)
-        out: torch.Tensor = hidden + self.mlp_post_norm(self.mlp(self.mlp_norm(hidden)))
-        return out
+        hidden = self.kernels.add(hidden, self.attention_post_norm(attended))
+        return self.kernels.add(hidden, self.mlp_post_norm(self.mlp(self.mlp_norm(hidden))))

@@ -15,9 +15,10 @@ import torch
 from specdec.kernels import Kernels
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, distinct_ropes
+from specdec.models.quantize import SCHEMES
 from specdec.models.rope import rope_table_bytes
 from specdec.models.safetensors_file import HuggingFaceCheckpoint
-from specdec.models.tensors import Tensors, check_tensors, fill_parameters, torch_dtype
+from specdec.models.tensors import CodedTensors, Tensors, check_tensors, fill_parameters, kv_dtype, torch_dtype
 from specdec.models.weights import WeightPlan, plan_weights
 from specdec.step.memory import available_host_memory, format_bytes
 
@@ -58,11 +59,30 @@ class PreparedModel:
     decoder: Decoder
     plan: WeightPlan
 
-    def load(self, *, dtype: str, device: torch.device) -> Decoder:
-        """The decoder, filled. `dtype` "auto" keeps the checkpoint's own."""
+    def load(
+        self, *, dtype: str, device: torch.device, quantization: str = "none", kv_cache_dtype: str = "auto"
+    ) -> Decoder:
+        """The decoder, filled. `dtype` "auto" keeps the checkpoint's own; `quantization` is one of `SCHEMES`.
+
+        `kv_cache_dtype` "auto" is the weights' dtype, bfloat16 where they are quantised.
+        """
+        if quantization == "gguf" and not isinstance(self.checkpoint, CodedTensors):
+            raise ValueError("quantization 'gguf' keeps the codes of a .gguf file; this model is not one")
         own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
-        fill_parameters(self.decoder, self.plan, self.checkpoint, dtype=own, device=device, misfit=self.misfit)
-        return self.decoder.to(device).eval()
+        cached = torch.bfloat16 if quantization != "none" else own
+        cached = cached if kv_cache_dtype == "auto" else kv_dtype(kv_cache_dtype)
+        fill_parameters(
+            self.decoder,
+            self.plan,
+            self.checkpoint,
+            dtype=own,
+            device=device,
+            misfit=self.misfit,
+            keep_codes=quantization == "gguf",
+        )
+        decoder = self.decoder.to(device).eval()
+        decoder.pack(SCHEMES[quantization], own, cached)
+        return decoder
 
     @property
     def misfit(self) -> str:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from specdec.kernels import Kernels
-from specdec.models.parts import Linear
+from specdec.models.parts import Linear, weight_bytes
+from specdec.models.quantize import pack_parts
 
 
 class MedusaHead(nn.Module):
@@ -48,13 +49,20 @@ class MedusaHead(nn.Module):
     @property
     def num_logits(self) -> int:
         """Vd: how many tokens each head can guess."""
-        weight = self.lm_heads[0].weight
-        assert isinstance(weight, torch.Tensor)
-        return len(weight)
+        return len(self._first_matrix().weight)
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        return self._first_matrix().weight.dtype
+
+    def _first_matrix(self) -> Linear:
+        first = self.lm_heads[0]
+        assert isinstance(first, Linear)
+        return first
+
+    def pack(self) -> None:
+        """Give the loaded weights the form that the kernels are fastest with."""
+        pack_parts(self)
 
     def keep_tokens(self, token_ids: torch.Tensor) -> None:
         """Of the logits of all the target's tokens, keep those of `token_ids` (int64 [Vd]), in their order."""
@@ -67,4 +75,4 @@ class MedusaHead(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Bytes of what the heads hold."""
-        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+        return weight_bytes(self)

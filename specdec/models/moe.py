@@ -9,18 +9,28 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from specdec.kernels import Kernels
+from specdec.kernels import Kernels, Weight
 from specdec.models.config import ModelConfig, MoeConfig
-from specdec.models.parts import Linear, activation, meta_parameter
+from specdec.models.parts import Linear, Quantize, activation, meta_parameter, packed, replace_weight
 
 
 class Experts(nn.Module):
-    """The weights of all experts: gate_up_proj [E, 2 * I, hidden], down_proj [E, hidden, I]."""
+    """The weights of all experts: gate_up_proj [E, 2 * I, hidden], down_proj [E, hidden, I]; once packed, one matrix
+    an expert."""
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
+    gate_up_proj: torch.Tensor | tuple[Weight, ...]
+    down_proj: torch.Tensor | tuple[Weight, ...]
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         self.gate_up_proj = meta_parameter(moe.num_experts, 2 * moe.intermediate_size, config.hidden_size)
         self.down_proj = meta_parameter(moe.num_experts, config.hidden_size, moe.intermediate_size)
+
+    def pack_weights(self, quantize: Quantize | None) -> None:
+        for name in ("gate_up_proj", "down_proj"):
+            matrices = getattr(self, name)
+            replace_weight(self, name, tuple(packed(matrix, self.kernels, quantize) for matrix in matrices))
 
 
 class MixtureOfExperts(nn.Module):
@@ -32,7 +42,7 @@ class MixtureOfExperts(nn.Module):
         self.num_chosen = moe.num_experts_per_token
         self.normalises = moe.normalize_weights
         self.router = Linear(config.hidden_size, moe.num_experts, False, kernels)
-        self.experts = Experts(config, moe)
+        self.experts = Experts(config, moe, kernels)
         self.activation = activation(config, kernels)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -38,9 +38,10 @@ class RopeTable(nn.Module):
         self.register_buffer("cos", angles.cos().mul_(factor), persistent=False)
         self.register_buffer("sin", angles.sin_().mul_(factor), persistent=False)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows for int64 positions [T]: cos and sin, [T, rotary_dim / 2] each."""
-        return self.cos[positions], self.sin[positions]
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, [max_model_len, rotary_dim / 2] each."""
+        return self.cos, self.sin
 
 
 def rope_table_bytes(config: RopeConfig, max_model_len: int) -> int:

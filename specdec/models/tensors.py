@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from specdec.config import DTYPES, unknown_name
-from specdec.models.weights import WeightPlan
+from specdec.config import DTYPES, KV_CACHE_DTYPES, unknown_name
+from specdec.kernels import QuantizedWeight
+from specdec.models.parts import Embedding, Linear, replace_weight
+from specdec.models.quantize import join_rows
+from specdec.models.weights import Piece, WeightPlan
 
 _MOST_LISTED = 8
 
@@ -30,16 +33,35 @@ class Tensors(Protocol):
         ...
 
 
+@runtime_checkable
+class CodedTensors(Tensors, Protocol):
+    """Tensors that may be quantised."""
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        """A matrix in the file's own codes, None where it has none that the kernels know."""
+        ...
+
+
 def fill_parameters(
-    module: nn.Module, plan: WeightPlan, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, misfit: str
+    module: nn.Module,
+    plan: WeightPlan,
+    tensors: Tensors,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    misfit: str,
+    keep_codes: bool = False,
 ) -> None:
     """Give every parameter of `module` its memory and what `plan` says it holds.
 
     Nothing is read before the list of tensors is known to be complete; a ValueError that begins with `misfit` lists
-    all that are missing, unused or of the wrong shape. Tensors are read one by one and converted on the way.
+    all that are missing, unused or of the wrong shape. Tensors are read one by one and converted on the way; with
+    `keep_codes`, quantised matrices stay in the file's own codes.
     """
     check_tensors(module, plan, tensors, misfit)
     for name, shape in [(name, parameter.shape) for name, parameter in module.named_parameters()]:
+        if keep_codes and isinstance(tensors, CodedTensors) and _fill_codes(module, name, plan.pieces[name], tensors):
+            continue
         filled = torch.empty(shape, dtype=dtype, device=device)
         for piece in plan.pieces[name]:
             filled[piece.index].copy_(tensors.read(piece.name))
@@ -47,10 +69,32 @@ def fill_parameters(
         setattr(module.get_submodule(owner), attribute, nn.Parameter(filled, requires_grad=False))
 
 
+def _fill_codes(module: nn.Module, name: str, pieces: Sequence[Piece], tensors: CodedTensors) -> bool:
+    """Put a matrix's own codes in its place; False if it has none, or its pieces have different ones."""
+    owner, _, attribute = name.rpartition(".")
+    part = module.get_submodule(owner)
+    if attribute != "weight" or not isinstance(part, Linear | Embedding):
+        return False
+    codes = [tensors.read_codes(piece.name) for piece in pieces]
+    known = [each for each in codes if each is not None]
+    joined = join_rows(known) if len(known) == len(codes) else None
+    if joined is not None:
+        replace_weight(part, attribute, joined)
+    return joined is not None
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype of that name; ValueError for one that models are not run in."""
     if name not in DTYPES or name == "auto":
         raise ValueError(unknown_name("dtype", name, DTYPES))
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def kv_dtype(name: str) -> torch.dtype:
+    """The dtype of that name; ValueError for one that keys and values are not kept in."""
+    if name not in KV_CACHE_DTYPES or name == "auto":
+        raise ValueError(unknown_name("kv_cache_dtype", name, KV_CACHE_DTYPES))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

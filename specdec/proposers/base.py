@@ -14,6 +14,9 @@ What it computed of drafted tokens is kept only if it says so (`Draft.has_kv`).
 What a proposer `wants` of the target's last step comes with the question: the states and logits of the positions that
 the step computed, for each of its sequences. They are gone with the next step: what is learned from them depends on the
 steps at which the proposer was asked.
+
+An engine with the proposer `auto` asks those that it chooses from, steps apart, and once at its start for a draft of a
+made-up sequence, to time it; then that sequence is forgotten.
 """
 
 from __future__ import annotations
@@ -54,6 +57,11 @@ class Wants:
     def states(self) -> bool:
         """Whether it needs anything of the target's steps."""
         return self.hidden or bool(self.aux_layers) or self.logits
+
+    def plus(self, other: Wants) -> Wants:
+        """What both need of the target's steps."""
+        layers = tuple(sorted({*self.aux_layers, *other.aux_layers}))
+        return Wants(self.hidden or other.hidden, layers, self.logits or other.logits)
 
 
 NOTHING = Wants()
@@ -149,6 +157,19 @@ class Proposer(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Drop whatever is kept for a sequence; it will not be seen again. Unknown sequences are ignored."""
+        ...
+
+
+class Hinting(Protocol):
+    """What a proposer may offer besides: how much it has to go by, told before it drafts.
+
+    The proposer `auto` decides by it who drafts, and learns what drafts of each hint are worth. A hint depends on what
+    a draft depends on, and on nothing that is drawn; giving one changes no draft.
+    """
+
+    def hint(self, sequence: Sequence) -> int:
+        """0: it would draft nothing, by what it has learned so far; else a class of its own, such as the length of a
+        match, from 1 to 7 (more counts as 7)."""
         ...
 
 

@@ -33,7 +33,7 @@ class EagleProposer:
         self.head: EagleHead = context.draft_model
         self.kv = KVCache(self.head.kv_layout(), context.num_blocks, context.block_size, context.device)
         self.features = FeatureStore(
-            context.num_blocks, context.block_size, self.head.hidden_size, self.kv.layout.dtype, context.device
+            context.num_blocks, context.block_size, self.head.hidden_size, self.head.dtype, context.device
         )
         shape = grown(settings.tree_choice, context.num_speculative_tokens)
         aux = self.head.aux_layers

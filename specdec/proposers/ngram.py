@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import NOTHING, ProposalInput, ProposerContext
@@ -75,17 +76,26 @@ class NgramProposer:
         """Free the sequence's index."""
         self._indexes.pop(sequence.key, None)
 
+    def hint(self, sequence: Sequence) -> int:
+        """The length of the match; 0 without one."""
+        match = self._index(sequence).find(sequence.token_ids)
+        return 0 if match is None else match.length
+
     def _draft(self, sequence: Sequence, length: int) -> Draft:
         if length <= 0:
             return Draft(proposer=METHOD)  # the index catches up when it is next needed
+        match = self._index(sequence).find(sequence.token_ids)
+        if match is None:
+            return Draft(proposer=METHOD)
+        return Draft(_copy(sequence.token_ids, match.follower, length), proposer=METHOD)
+
+    def _index(self, sequence: Sequence) -> _Index:
+        """The sequence's index, of all its tokens."""
         index = self._indexes.get(sequence.key)
         if index is None:
             index = self._indexes[sequence.key] = _Index(self.settings)
         index.catch_up(sequence.token_ids)
-        source = index.find(sequence.token_ids)
-        if source is None:
-            return Draft(proposer=METHOD)
-        return Draft(_copy(sequence.token_ids, source, length), proposer=METHOD)
+        return index
 
 
 def _copy(token_ids: list[int], source: int, length: int) -> tuple[int, ...]:
@@ -95,6 +105,13 @@ def _copy(token_ids: list[int], source: int, length: int) -> tuple[int, ...]:
     """
     period = len(token_ids) - source
     return tuple(token_ids[source + i % period] for i in range(length))
+
+
+class _Match(NamedTuple):
+    length: int
+    """Of the suffix, in tokens."""
+    follower: int
+    """Where what followed it stands in the sequence."""
 
 
 class _Index:
@@ -126,11 +143,11 @@ class _Index:
                 self._followers[tail[at - size : at]] = follower
         self._last = max(0, end - 1)
 
-    def find(self, token_ids: list[int]) -> int | None:
-        """What followed the longest suffix that occurred before: a position in `token_ids`, or None."""
+    def find(self, token_ids: list[int]) -> _Match | None:
+        """The longest suffix that occurred before, if one did."""
         tail = array(TOKEN_CODE, token_ids[-self._longest :]).tobytes()
         for length in range(min(self._longest, len(token_ids)), self._shortest - 1, -1):
             follower = self._followers.get(tail[-length * TOKEN_BYTES :])
             if follower is not None:
-                return follower
+                return _Match(length, follower)
         return None

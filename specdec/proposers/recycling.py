@@ -109,6 +109,13 @@ class RecyclingProposer:
             self._learn(sequences, inp.states)
         return [self._draft(sequence, length) for sequence, length in zip(sequences, inp.lengths, strict=True)]
 
+    def hint(self, sequence: Sequence) -> int:
+        """2 where the sequence's own steps tell what may follow the last token, 1 where only past requests' do."""
+        token = sequence.token_ids[-1]
+        if token in self._own.get(sequence.key, {}):
+            return 2
+        return int(bool(self._past.find(sequence.request.cache_salt, token)))
+
     def forget(self, sequence: Sequence) -> None:
         """Free the sequence's own table, and keep what is in it among the past."""
         self._past.keep(sequence.request.cache_salt, self._own.pop(sequence.key, {}))

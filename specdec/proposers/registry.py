@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from typing import Any
 
-from specdec.config import SpeculativeConfig, unknown_name
+from specdec.config import AUTO, SpeculativeConfig, unknown_name
 from specdec.proposers.base import Proposer, ProposerContext
 from specdec.proposers.outside import (
     build_outside,
@@ -36,6 +36,12 @@ PROPOSERS = {
 }
 """The built-in ones: method name -> module, settings dataclass, proposer class; imported when first asked for."""
 
+PORTFOLIO = ("specdec.proposers.auto", "AutoSettings")
+"""Of `auto`, which chooses among proposers and is none: the module and class of its settings."""
+
+METHODS = (AUTO, *PROPOSERS)
+"""The names that a request or a configuration may give without anything from outside."""
+
 COMMON_KEYS = ("method", "num_speculative_tokens", "rejection_sample_method", "verifier")
 """Keys of `speculative_config` that every method has."""
 
@@ -45,7 +51,7 @@ def check_settings(config: SpeculativeConfig) -> Any:
 
     A name that is not built in is looked for, and its module imported; no model is needed.
     """
-    if config.method in PROPOSERS:
+    if config.method in METHODS:
         refuse_namesake(config.method)
     return _settings(_find(config.method), config)
 
@@ -53,7 +59,7 @@ def check_settings(config: SpeculativeConfig) -> Any:
 def num_nodes(config: SpeculativeConfig) -> int:
     """The most nodes of a draft of the longest depth. Settings from outside that do not tell are those of a chain."""
     settings, depth = check_settings(config), config.num_speculative_tokens
-    if config.method not in PROPOSERS and not hasattr(settings, "num_nodes"):
+    if config.method not in METHODS and not hasattr(settings, "num_nodes"):
         return depth
     with _blaming(config.method):
         nodes = settings.num_nodes(depth)
@@ -68,6 +74,7 @@ def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = 
     """The proposer that `config` describes, for the engine of `context`; one without a model needs no context."""
     kind = _find(config.method)
     settings = _settings(kind, config)
+    assert kind.proposer is not None, "a portfolio drafts nothing itself"
     if config.method not in PROPOSERS:
         return build_outside(config.method, kind.proposer, settings, context)
     proposer: Proposer = kind.proposer(settings, context)
@@ -78,18 +85,22 @@ def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = 
 class _Kind:
     """A method's classes."""
 
-    proposer: type[Any]
+    proposer: type[Any] | None
+    """None for `auto`."""
     settings: type[Any] | None
 
 
 def _find(method: str) -> _Kind:
+    if method == AUTO:
+        module_name, settings_name = PORTFOLIO
+        return _Kind(None, getattr(import_module(module_name), settings_name))
     if method in PROPOSERS:
         module_name, settings_name, class_name = PROPOSERS[method]
         module = import_module(module_name)
         return _Kind(getattr(module, class_name), getattr(module, settings_name))
     if is_outside(method):
         return _Kind(*find_outside(method))
-    raise ValueError(f"{unknown_name('proposer', method, [*PROPOSERS, *entry_point_names()])}; {_path_hint(method)}")
+    raise ValueError(f"{unknown_name('proposer', method, [*METHODS, *entry_point_names()])}; {_path_hint(method)}")
 
 
 def _path_hint(method: str) -> str:

@@ -51,23 +51,30 @@ def target_states(
     return states
 
 
-def join_states(earlier: TargetStates, later: TargetStates) -> TargetStates:
-    """The states of two steps, of which a proposer that goes by positions has seen neither; the later one's logits.
+def with_missed(missed: Many[TargetStates], latest: TargetStates) -> tuple[TargetStates, ...]:
+    """What a proposer that goes by positions has still to see: of the steps it missed the states, without logits.
 
-    The later ones alone where the two do not follow each other, because the sequence was computed anew, and where they
+    The latest ones alone where the two do not follow each other, because the sequence was computed anew, and where they
     are too many to keep.
     """
-    if earlier.end != later.start or earlier.num_tokens + later.num_tokens > MOST_POSITIONS:
-        return later
-    hidden = None
-    if earlier.hidden is not None and later.hidden is not None:
-        hidden = torch.cat((earlier.hidden, later.hidden))
+    if not missed or missed[-1].end != latest.start or latest.end - missed[0].start > MOST_POSITIONS:
+        return (latest,)
+    if missed[-1].logits is None:
+        return (*missed, latest)
+    return (*missed[:-1], replace(missed[-1], judged=(), logits=None), latest)
+
+
+def join_states(steps: Many[TargetStates]) -> TargetStates:
+    """The states of steps that follow each other as one; the last one's logits."""
+    last = steps[-1]
+    if len(steps) == 1:
+        return last
     return replace(
-        later,
-        start=earlier.start,
-        num_tokens=earlier.num_tokens + later.num_tokens,
-        hidden=hidden,
-        aux={layer: torch.cat((earlier.aux[layer], states)) for layer, states in later.aux.items()},
+        last,
+        start=steps[0].start,
+        num_tokens=last.end - steps[0].start,
+        hidden=None if last.hidden is None else torch.cat([each.hidden for each in steps if each.hidden is not None]),
+        aux={layer: torch.cat([each.aux[layer] for each in steps]) for layer in last.aux},
     )
 
 

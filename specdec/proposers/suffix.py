@@ -35,6 +35,8 @@ DEEPEST = 256
 SMALLEST_BUDGET = 1_000_000
 OWN = 0
 """The number of the only text in a sequence's own tree."""
+FINE = 3
+"""Up to this length every length of a match is a hint of its own."""
 CHUNK = 64
 """Tokens of a context that are indexed between two looks at the budget."""
 
@@ -127,6 +129,13 @@ class SuffixProposer:
             self._past.add(output, sequence.request.cache_salt)
             self._make_room(0)
 
+    def hint(self, sequence: Sequence) -> int:
+        """The longest match, in classes that grow with it; 0 without one."""
+        own = self._catch_up(sequence)
+        recent = sequence.token_ids[: -self.settings.suffix_decoding_max_tree_depth : -1]
+        longest = max(own.match_length(recent), self._past.match_length(sequence.request.cache_salt, recent))
+        return longest if longest <= FINE else FINE + (longest - FINE).bit_length()
+
     def _draft(self, sequence: Sequence, length: int) -> Draft:
         if length <= 0:
             return Draft(proposer=METHOD)  # the tree catches up when it is next needed
@@ -206,6 +215,11 @@ class PastOutputs:
         if not len(tree):
             self.num_bytes -= tree.num_bytes
             del self._trees[salt]
+
+    def match_length(self, salt: str | None, recent: Many[int]) -> int:
+        """The longest match among the salt's outputs."""
+        tree = self._trees.get(salt)
+        return 0 if tree is None else tree.match_length(recent)
 
     def guess(self, salt: str | None, recent: Many[int], limits: Limits, best_score: float) -> Guess | None:
         """The best continuation by the salt's outputs, if it scores above `best_score`; its source is then used."""

@@ -106,6 +106,10 @@ class SuffixTree:
         del self._texts[text]
         self.num_bytes -= TEXT_BYTES + TOKEN_BYTES * (2 * len(tokens) - self._longest)
 
+    def match_length(self, recent: Many[int]) -> int:
+        """The length of the longest suffix of a context, given newest token first, that occurs with a follower."""
+        return len(self._holders(recent))
+
     def guess(self, recent: Many[int], limits: Limits, best_score: float = 0.0) -> Guess | None:
         """The best continuation of a context, given newest token first, if its score is above `best_score`.
 

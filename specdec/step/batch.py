@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from specdec.core.scheduler import Schedule, ScheduledRow
+from specdec.kernels import StepInputs
 
 CHAIN_MASKS = (np.uint64(2) << np.arange(64, dtype=np.uint64)) - np.uint64(1)
 """Ancestor masks of a chain: node j sees nodes 0..j."""
@@ -32,6 +33,37 @@ class Batch:
     logits_indices: torch.Tensor  # int64 [L]   token rows whose logits are needed, row by row
     rows: tuple[ScheduledRow, ...]
     logits_start: tuple[int, ...]  # [B + 1]   row b owns logits [logits_start[b], logits_start[b + 1])
+
+    def inputs(self) -> StepInputs:
+        """What a recorded program is run with."""
+        return (
+            self.token_ids,
+            self.positions,
+            self.slot_mapping,
+            self.query_start_loc,
+            self.seq_lens,
+            self.committed_lens,
+            self.block_tables,
+            self.ancestor_masks,
+        )
+
+    @staticmethod
+    def placeholder() -> Batch:
+        """Two tokens that stand for any number while a program is recorded; nothing is computed with them."""
+        position, zero = torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+        return Batch(
+            token_ids=position.clone(),
+            positions=position.clone(),
+            slot_mapping=position.clone(),
+            query_start_loc=torch.tensor([0, 2], dtype=torch.int32),
+            seq_lens=zero.clone(),
+            committed_lens=zero.clone(),
+            block_tables=zero.view(1, 1),
+            ancestor_masks=position.clone(),
+            logits_indices=position.clone(),
+            rows=(),
+            logits_start=(0, 2),
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from specdec.kernels import Kernels
+
 
 @dataclass(frozen=True)
 class KVLayout:
@@ -19,12 +21,17 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (key and value) * layers * kv_heads * head_dim * bytes of one element."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """2 (key and value) * layers * kv_heads * bytes of one entry."""
+        return 2 * self.num_layers * self.num_kv_heads * self.entry_size * self.dtype.itemsize
+
+    @property
+    def entry_size(self) -> int:
+        """Elements of one head's key or value: head_dim, and in int8 the four bytes of its scale."""
+        return self.head_dim + (4 if self.dtype == torch.int8 else 0)
 
 
 class KVCache:
-    """Keys and values of every layer, float [num_blocks, block_size, num_kv_heads, head_dim] each.
+    """Keys and values of every layer, [num_blocks, block_size, num_kv_heads, entry_size] each.
 
     Slot s of a layer is row s % block_size of block s // block_size.
     """
@@ -33,7 +40,7 @@ class KVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (num_blocks, block_size, layout.num_kv_heads, layout.head_dim)
+        shape = (num_blocks, block_size, layout.num_kv_heads, layout.entry_size)
         # Left uninitialised: a page that no sequence ever reaches costs no memory.
         self.keys = [torch.empty(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)]
         self.values = [torch.empty(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)]
@@ -47,12 +54,10 @@ class KVCache:
         for cache in (*self.keys, *self.values):
             cache[destinations] = cache[sources]
 
-    def move(self, slots_from: torch.Tensor, slots_to: torch.Tensor) -> None:
+    def move(self, slots_from: torch.Tensor, slots_to: torch.Tensor, kernels: Kernels) -> None:
         """Copy the entries at `slots_from` to `slots_to`, int64 [n] each, in every layer; all are read before any is
         written, so the two may overlap."""
-        for cache in (*self.keys, *self.values):
-            entries = cache.view(-1, *cache.shape[2:])
-            entries[slots_to] = entries[slots_from]
+        kernels.move_kv((*self.keys, *self.values), slots_from, slots_to)
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at `slots` (int64 [n]) of a layer: [n, num_kv_heads, head_dim] each. For tests and checks."""

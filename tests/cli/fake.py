@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from specdec.cli import main
 from specdec.config import EngineConfig
+from specdec.core.control.explanation import Explanation
 from specdec.types import (
     BONUS,
     RECOVERED,
@@ -93,6 +94,7 @@ class FakeEngine:
     load_seconds: float = 1.5
     memory: Memory = field(default_factory=Memory)
     config: EngineConfig | None = None
+    explanation: Explanation | None = None
     added: list[dict[str, Any]] = field(default_factory=list)
     num_steps: int = 0
     _running: dict[str, Running] = field(default_factory=dict)
@@ -125,6 +127,9 @@ class FakeEngine:
             num_speculative_tokens=speculation.num_speculative_tokens or 0,
         )
         self._running[request_id] = Running(output, params, self.answer(text))
+
+    def explain_speculation(self) -> Explanation | None:
+        return self.explanation
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)

@@ -36,7 +36,24 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_the_defaults() -> None:
-    assert config_of("a") == EngineConfig(speculative=(SpeculativeConfig("ngram", 4),))
+    assert config_of("a") == EngineConfig(speculative=(SpeculativeConfig("auto", 16),))
+
+
+def test_auto_takes_what_fits_and_a_length_that_is_stated() -> None:
+    assert config_of("a", "-k5").speculative == (SpeculativeConfig("auto", 5),)
+    small = config_of("a", "--max-num-batched-tokens=9", "--max-num-seqs=2")
+    assert small.speculative == (SpeculativeConfig("auto", 8),)
+    for given in ({"method": "auto"}, {"method": "auto", "proposers": ["ngram"]}):
+        (entry,) = config_of("a", "--speculative-config", json.dumps(given)).speculative
+        assert (entry.method, entry.num_speculative_tokens) == ("auto", 16)
+    assert "names one twice" in refused(
+        "a", "--speculative-config", '{"method": "auto", "proposers": ["ngram", "ngram"]}'
+    )
+
+
+def test_with_auto_a_draft_model_is_one_more_to_choose_from() -> None:
+    entries = config_of("a", "--proposer=auto", "--draft-layers=3").speculative
+    assert entries == (SpeculativeConfig("auto", 16), SpeculativeConfig("draft", 4, {"num_draft_layers": 3}))
 
 
 def test_every_engine_option_reaches_the_configuration() -> None:
@@ -46,7 +63,7 @@ def test_every_engine_option_reaches_the_configuration() -> None:
     ) == EngineConfig(
         model="m", dtype="float64", max_model_len=99, max_num_seqs=3, max_num_batched_tokens=77, block_size=8,
         kv_cache_tokens=640, enable_prefix_caching=False, verifier="coupled",
-        speculative=(SpeculativeConfig("ngram", 7),),
+        speculative=(SpeculativeConfig("auto", 7),),
     )  # fmt: skip
 
 
@@ -85,7 +102,7 @@ def test_the_ready_files_are_valid(path: Path) -> None:
 
 
 def test_the_default_pairing_is_what_no_option_does() -> None:
-    written = read_config(CONFIGS / "smollm2-135m-ngram.yaml")
+    written = read_config(CONFIGS / "smollm2-135m.yaml")
     default = config_of("a")
     assert EngineConfig(**{**vars(written), "speculative": default.speculative}) == default
     assert written.speculative[0].num_speculative_tokens == default.speculative[0].num_speculative_tokens
@@ -198,15 +215,15 @@ def test_lines_bring_their_own_proposers_and_lengths() -> None:
 
 
 def test_a_longer_line_leaves_the_others_their_length() -> None:
-    config, asked = speculation(lines=[{"prompt": "a"}, {"prompt": "b", "num_speculative_tokens": 8},
-                                       {"prompt": "c", "proposer": "none"}])  # fmt: skip
+    lines = [{"prompt": "a"}, {"prompt": "b", "num_speculative_tokens": 8}, {"prompt": "c", "proposer": "none"}]
+    config, asked = speculation("--proposer=ngram", lines=lines)
     assert config.speculative == (SpeculativeConfig("ngram", 8), SpeculativeConfig("none", 0))
     assert asked == [SpeculationParams("ngram", 4), SpeculationParams("ngram", 8), SpeculationParams("none", 0)]
 
 
 def test_a_line_whose_draft_does_not_fit_a_step_is_refused() -> None:
     line = json.dumps({"prompt": "a", "num_speculative_tokens": 20})
-    args = ("--prompts-file=-", "--max-num-batched-tokens=16", "--max-num-seqs=1")
+    args = ("--proposer=ngram", "--prompts-file=-", "--max-num-batched-tokens=16", "--max-num-seqs=1")
     assert "(20) and the token before them do not fit" in refused(*args, input=line)
 
 

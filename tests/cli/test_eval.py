@@ -119,6 +119,14 @@ def test_lists_make_every_combination_in_one_engine() -> None:
     assert found.settings.limit == 2
 
 
+def test_auto_is_measured_beside_others_in_one_engine() -> None:
+    built = Built()
+    found = result("--proposer=auto,ngram", "--task=code", built=built)
+    assert [(r.proposer, r.num_speculative_tokens) for r in found.runs] == [("auto", 16), ("ngram", 4)]
+    assert [(e.method, e.num_speculative_tokens) for e in built.config.speculative] == [("auto", 16), ("ngram", 4)]
+    assert all(run.exactness.num_equal == run.exactness.num_prompts > 0 for run in found.runs)
+
+
 def test_the_command_is_recorded_as_it_would_be_typed() -> None:
     found = result("--task", "chat", "-k", "2")
     assert found.origin.command == (

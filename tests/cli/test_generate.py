@@ -16,6 +16,7 @@ import click
 import pytest
 
 from specdec.cli.run import interruptible
+from specdec.core.control.explanation import Explanation, ProposerAccount
 from specdec.types import RequestOutput
 from tests.cli.fake import FakeEngine, generate, invoke, run
 
@@ -27,7 +28,7 @@ def test_a_lone_answer_and_one_line_of_statistics() -> None:
     assert result.stdout == "re: hello\n"
     (line,) = result.stderr.splitlines()
     assert line.startswith("specdec: 9 tokens in ")
-    assert " tok/s; proposer ngram, k = 4; acceptance rate 25.0 % of 20 drafted tokens" in line
+    assert " tok/s; proposer auto, k = 16; acceptance rate 25.0 % of 20 drafted tokens" in line
     assert line.endswith("mean acceptance length 2.00")
 
 
@@ -126,8 +127,8 @@ def test_json_is_the_documented_object() -> None:
         ],
         "num_cached_tokens": 0,
         "speculation": {
-            "proposer": "ngram",
-            "num_speculative_tokens": 4,
+            "proposer": "auto",
+            "num_speculative_tokens": 16,
             "verifier": "greedy",
             "exactness": "bytes",
             "num_drafts": 3,
@@ -135,7 +136,7 @@ def test_json_is_the_documented_object() -> None:
             "num_accepted_tokens": 3,
             "accepted_per_position": [3],
             "mean_acceptance_length": 2.0,
-            "provenance": [["ngram", "bonus", "ngram", "recovered", "ngram"]],
+            "provenance": [["auto", "bonus", "auto", "recovered", "auto"]],
         },
         "timing": {"load_s": 1.5, "ttft_s": 0.5, "decode_s": 2.0, "decode_tokens_per_s": 2.0},
     }
@@ -338,7 +339,7 @@ def test_lossy_answers_say_so() -> None:
 def warned(engine: FakeEngine, *args: str, lines: list[dict[str, object]]) -> list[str]:
     """What the run on these lines warns of."""
     text = "\n".join(map(json.dumps, lines))
-    result = generate("--raw", "--prompts-file=-", *args, input=text, engine=engine)
+    result = generate("--raw", "--proposer=ngram", "--prompts-file=-", *args, input=text, engine=engine)
     *told, last = result.stderr.splitlines() or [""]
     assert " tokens in " in last or "--quiet" in args
     return told
@@ -373,3 +374,37 @@ def test_short_runs_are_not_judged(num_accepted: int | None) -> None:
     engine = FakeEngine(answer=lambda prompt: "y" * 60, num_accepted=num_accepted)
     assert warned(engine, lines=[{"prompt": "a"}]) == []
     assert warned(engine, "--max-tokens=2", lines=[{"prompt": "a"}] * 40) == []
+
+
+def test_auto_explains_itself_on_standard_error_when_asked() -> None:
+    explanation = Explanation(
+        chosen={("none", 0): 60, ("ngram", 3): 40},
+        proposers=(ProposerAccount("ngram", 40, 4, 0.001, 0.00002, (40, 20), (20, 15), is_off=False),),
+        step_seconds={1: 0.004, 5: 0.005},
+        num_tokens=150,
+        seconds=0.5,
+        expected_tokens=150.0,
+        expected_seconds=0.48,
+        plain_seconds=0.4,
+        num_steps=100,
+        num_sequence_steps=100,
+        hint_seconds=0.002,
+        follow_seconds=0.0,
+        probe_loss_seconds=0.003,
+    )
+    engine = FakeEngine(explanation=explanation)
+    assert "choices" not in generate("--raw", "x", engine=engine).stderr
+    result = generate("--raw", "--explain-speculation", "x", engine=engine)
+    assert result.stdout == generate("--raw", "x").stdout
+    assert result.stderr.splitlines()[1:] == [
+        "speculation: 100 choices of who drafts, plain decoding 60 % of them",
+        "  ngram: k = 3: 40; 4 of these to look again",
+        "    accepted by position, given the one before, in %: 50, 75 (of 40 drafts)",
+        "    a draft took 25 microseconds on average, 20 lately",
+        "  a step by its rows: 1: 4.00 ms (x1.00), 5: 5.00 ms (x1.25)",
+        "  tokens a second: 300.0 measured, 312.5 expected, 250.0 plain by the figures above; speed-up 1.20 measured, "
+        "1.25 expected",
+        "  probes lost 3.0 ms, hints took 2.0 ms and following 0.0 ms of 500 ms",
+    ]
+    plain = generate("--raw", "--explain-speculation", "--proposer=none", "x")
+    assert plain.stderr.splitlines()[1].startswith("specdec: nothing to explain: auto is not among")

@@ -25,10 +25,12 @@ def specdec(*args: str, input: str | None = None) -> subprocess.CompletedProcess
 
 
 def test_a_lone_answer_is_streamed_and_ends_with_statistics() -> None:
-    done = specdec("generate", COUNT, "--max-tokens=48")
+    done = specdec("generate", COUNT, "--max-tokens=48", "--explain-speculation")
     assert "two three four five" in done.stdout
-    statistics = done.stderr.splitlines()[-1]
-    assert re.match(r"specdec: \d+ tokens in \d+\.\d\d s, .* tok/s; proposer ngram, k = 4; acceptance", statistics)
+    statistics, *explained = done.stderr.splitlines()
+    assert re.match(r"specdec: \d+ tokens in \d+\.\d\d s, .* tok/s; proposer auto, k = 16; acceptance", statistics)
+    assert explained[0].startswith("speculation: ")
+    assert any(line.startswith("  a step by its rows: 1: ") for line in explained)
 
 
 def test_lines_with_and_without_speculation_agree_in_one_batch() -> None:
@@ -39,7 +41,8 @@ def test_lines_with_and_without_speculation_agree_in_one_batch() -> None:
         {"messages": [{"role": "user", "content": COUNT}], "logprobs": 2},
     ]
     text = "\n".join(map(json.dumps, lines))
-    done = specdec("generate", "--json", "--quiet", "--max-tokens=48", "--prompts-file=-", input=text)
+    args = ("--json", "--quiet", "--max-tokens=48", "--proposer=ngram", "--prompts-file=-")
+    done = specdec("generate", *args, input=text)
     objects = [json.loads(line) for line in done.stdout.splitlines()]
     assert [o["index"] for o in objects] == [0, 1, 2, 3]
     answers = [o["outputs"][0]["token_ids"] for o in objects]

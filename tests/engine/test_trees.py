@@ -192,8 +192,8 @@ def test_an_interrupt_while_kv_is_moved_loses_nothing(monkeypatch: pytest.Monkey
     engine = drafted_by("oracle-tree", model(), 4)
     move, interrupts = engine.runner.kv.move, iter([True, True])
 
-    def move_or_not(slots_from, slots_to):
-        move(slots_from, slots_to)
+    def move_or_not(slots_from, slots_to, kernels):
+        move(slots_from, slots_to, kernels)
         if next(interrupts, False):
             raise KeyboardInterrupt
 

@@ -157,7 +157,7 @@ def test_positions_without_a_slot_are_never_computed() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_of_narrow_types_is_allowed_for(tmp_path: Path, dtype: str) -> None:
-    own = replace(config("draft"), model=str(save(tmp_path, layers=3)), dtype=dtype)
+    own = replace(config("draft"), model=str(save(tmp_path, layers=3)), dtype=dtype, kernels="reference")
     own = replace(own, speculative=(replace(own.speculative[0], settings={"num_draft_layers": 2}),))
     models = load_models(own)
     params = SamplingParams(temperature=0, max_tokens=16)

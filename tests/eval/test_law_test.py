@@ -59,7 +59,9 @@ def test_dropping_a_draft_after_looking_at_it_fails(monkeypatch: pytest.MonkeyPa
     set_drafts, target = Scheduler.set_drafts, models.target
     assert isinstance(target, ScriptedModel)
 
-    def peeks(self: Scheduler, sequences: Many[Sequence], drafts: Many[Draft | None]) -> None:
+    def peeks(
+        self: Scheduler, sequences: Many[Sequence], drafts: Many[Draft | None], kv_answers: Many[Draft | None]
+    ) -> None:
         best = [int(target.logits(tuple(sequence.token_ids)).argmax()) for sequence in sequences]
         kept = [d if d and d.token_ids[0] == b else Draft() for d, b in zip(drafts, best, strict=True)]
         set_drafts(self, sequences, kept)

@@ -242,7 +242,7 @@ def test_rotary_equals_transformers(rotary_dim: int, dtype: torch.dtype) -> None
     doubled = [torch.cat((half, half), dim=-1).to(dtype) for half in (cos, sin)]
     apply = apply_rotary_pos_emb if rotary_dim == 16 else apply_partial_rotary
     expected, _ = apply(query, query, *doubled)
-    rotated = reference.rotary(query, cos, sin)
+    rotated = reference.rotary(query, cos, sin, torch.arange(7))
     assert rotated.dtype == dtype
     assert torch.allclose(rotated, expected, atol=1e-6 if dtype == torch.float32 else 2e-2, rtol=0)
     assert torch.equal(rotated[..., rotary_dim:], query[..., rotary_dim:])

@@ -170,7 +170,7 @@ def test_the_moved_path_of_a_tree_is_the_cache_of_its_chain(pair: Pair) -> None:
     stepper.step([span])
     row = ScheduledRow(sequence, span.start, 1 + len(nodes), span.draft)
     moves = torch.tensor(path_moves([row], [Verdict((), path)], BLOCK_SIZE))
-    stepper.kv.move(*moves.unbind(-1))
+    stepper.kv.move(*moves.unbind(-1), stepper.decoder.kernels)
     plain.step([Span(chain, 0, 21)])
     for layer in range(pair.decoder.config.num_layers):
         entries = [s.kv.read(layer, slots(own, 21)) for s, own in ((stepper, sequence), (plain, chain))]

@@ -118,17 +118,6 @@ def test_longrope_goes_by_the_model_length(options: dict[str, Any], max_model_le
     assert factor == pytest.approx(expected_factor)
 
 
-@given(scalings, st.integers(2, 40))
-def test_a_row_of_the_table_does_not_depend_on_the_positions_asked_for(scaling: dict[str, Any], count: int) -> None:
-    table = RopeTable(ours(scaling), LIMIT)
-    positions = torch.randperm(LIMIT)[:count]
-    cos, sin = table(positions)
-    for i, position in enumerate(positions.tolist()):
-        alone = table(torch.tensor([position]))
-        assert torch.equal(cos[i], alone[0][0])
-        assert torch.equal(sin[i], alone[1][0])
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -177,7 +177,28 @@ def check_forget(build: Build, method: str, scenario: Scenario) -> None:
             proposer.forget(sequence)
 
 
-CHECKS = (check_form, check_order, check_determinism, check_purity, check_catch_up, check_forget)
+def check_hint(build: Build, method: str, scenario: Scenario) -> None:
+    """A hint changes no draft and no sequence; 0 is followed by an empty draft, but for what learns as it is asked."""
+    proposer = build()
+    hint = getattr(proposer, "hint", None)
+    if hint is None:
+        return
+    sequences, played = scenario.sequences(), []
+    for lengths, grown in zip(scenario.lengths, scenario.grown, strict=True):
+        before = copy.deepcopy([vars(sequence) for sequence in sequences])
+        hints = [hint(sequence) for sequence in sequences]
+        assert hints == [hint(sequence) for sequence in sequences]
+        assert all(type(each) is int and each >= 0 for each in hints)
+        assert [vars(sequence) for sequence in sequences] == before
+        drafts = ask(proposer, sequences, lengths, VOCAB_SIZE)
+        assert proposer.wants.logits or all(told or not draft for told, draft in zip(hints, drafts, strict=True))
+        played.append(dict(enumerate(map(values, drafts))))
+        for sequence, tokens in zip(sequences, grown, strict=True):
+            sequence.token_ids.extend(tokens)
+    assert played == play(build(), scenario)
+
+
+CHECKS = (check_form, check_order, check_determinism, check_purity, check_catch_up, check_forget, check_hint)
 
 
 WITH_MODELS = ("draft", "eagle", "eagle3", "medusa")
@@ -214,6 +235,12 @@ class Wrong:
         self.calls: dict[tuple[str, int], int] = {}
         self.seen: dict[tuple[str, int], list[int]] = {}
         self.instance = next(INSTANCES)
+        self.num_hints = 0
+
+    def hint(self, sequence: Sequence) -> int:
+        """ "hesitates" promises nothing and drafts, "hinting" drafts otherwise once it has hinted."""
+        self.num_hints += 1
+        return 0 if self.fault == "hesitates" else 1
 
     def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
         drafts = [self.draft(sequence, length) for sequence, length in zip(sequences, inp.lengths, strict=True)]
@@ -224,6 +251,8 @@ class Wrong:
     def draft(self, sequence: Sequence, length: int) -> Draft:
         key = sequence.key
         token = sequence.token_ids[-1]
+        if self.fault == "hinting":
+            token = (token + self.num_hints) % VOCAB_SIZE
         if self.fault == "long":
             length += 1
         elif self.fault == "impure":
@@ -268,6 +297,8 @@ def test_the_wrong_proposer_without_a_fault_passes(check: Check) -> None:
         ("impure", check_purity),
         ("steps", check_catch_up),
         ("remembers", check_forget),
+        ("hesitates", check_hint),
+        ("hinting", check_hint),
     ],
 )
 def test_each_clause_catches_who_breaks_it(fault: str, check: Check) -> None:

@@ -195,7 +195,9 @@ def test_an_installed_package_names_its_proposer(package: Package) -> None:
     assert type(built("acme-good")).__name__ == "Good"
     assert check_settings(SpeculativeConfig("acme-tuned", 4, {"depth": 3})).depth == 3
     unknown = refusal(check_settings, "acme-god")
-    assert "unknown proposer 'acme-god'; did you mean 'acme-good'? (valid: acme-good, acme-tuned, draft, " in unknown
+    assert (
+        "unknown proposer 'acme-god'; did you mean 'acme-good'? (valid: acme-good, acme-tuned, auto, draft, " in unknown
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from specdec.core.scheduler import Schedule, ScheduledRow
+from specdec.kernels import reference
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.paths import path_moves
@@ -69,7 +70,7 @@ def test_entries_are_moved_as_if_at_once() -> None:
     kv = KVCache(KVLayout(2, 1, 1, torch.float32), 2, 4, CPU)
     for cache in (*kv.keys, *kv.values):
         cache[:] = torch.arange(8.0).view(2, 4, 1, 1)
-    kv.move(torch.tensor([2, 3, 7]), torch.tensor([1, 2, 3]))
+    kv.move(torch.tensor([2, 3, 7]), torch.tensor([1, 2, 3]), reference)
     for cache in (*kv.keys, *kv.values):
         assert cache.flatten().tolist() == [0.0, 2.0, 3.0, 7.0, 4.0, 5.0, 6.0, 7.0]
 

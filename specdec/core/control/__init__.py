@@ -1,0 +1,1 @@
+"""Who drafts next and how much: the controller behind the proposer `auto`. Plain numbers in, plain choices out."""

@@ -1,0 +1,173 @@
+"""What is believed of each proposer: its acceptance for a sequence, its cost, and so what each length would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from specdec.core.control.acceptance import HINT_FADE, OWN_FADE, PRIOR, PROPOSER_FADE, Tally, conditional
+from specdec.core.control.draft_cost import DraftCost
+from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Member, Option
+
+NEGLIGIBLE = 0.02
+"""A position less likely than this to be accepted is not worth a thought, nor are those after it."""
+
+FRESH_FOR = 8
+"""Steps for which an expectation stands, while only other sequences tell something new."""
+
+
+@dataclass(slots=True)
+class Reach:
+    """Expected of a member for a sequence: by position the tokens accepted so far, and the share of drafts that have
+    it; and the rows of a tree."""
+
+    gains: list[float]
+    shares: list[float]
+    nodes: float
+    until: int = 0
+
+
+@dataclass(slots=True)
+class Ladder:
+    """What each length of a member's draft brings and costs. Lists are by position, and may end before `limit`: further
+    positions bring nothing."""
+
+    member: Member
+    hint: int
+    limit: int
+    gains: list[float]
+    shares: list[float]
+    nodes: float
+    base: float
+    """Seconds to draft, whatever the length."""
+    slope: float
+    """Seconds for each token."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many lengths there are to choose from, for a chain."""
+        return min(self.limit, len(self.gains))
+
+    @property
+    def num_rows(self) -> int:
+        """The most rows of any of them."""
+        return round(self.nodes) if self.member.is_tree else self.num_steps
+
+    def option(self, length: int, verifying: float) -> Option:
+        """One of the lengths; `verifying`: seconds that its rows add to a step."""
+        if self.member.is_tree:
+            gain, rows = self.gains[min(length, len(self.gains)) - 1], self.shares[0] * self.nodes
+        else:
+            gain, rows = self.gains[length - 1], sum(self.shares[:length])
+        return Option(self.member, self.hint, length, gain, rows, self.base + self.slope * length, verifying)
+
+
+@dataclass
+class Known:
+    """What is known of one sequence."""
+
+    tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+    """By member the step at which it was last asked for a draft."""
+    since: int | None = None
+    """The step at which it was first drafted for."""
+    met: set[str] = field(default_factory=set)
+    """Members that have seen the sequence."""
+    reaches: dict[tuple[str, int], Reach] = field(default_factory=dict)
+    """What is expected, as it was last computed."""
+
+
+class Beliefs:
+    """Moving estimates over all sequences, and over each that lives."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.members = {member.name: member for member in members}
+        self.drafting = {name: DraftCost() for name in self.members}
+        self.following = {name: DraftCost() for name in self.members}
+        """By tokens followed."""
+        self._proposers = {name: Tally(PROPOSER_FADE) for name in self.members}
+        self._hints: dict[tuple[str, int, bool], Tally] = {}
+        self._sequences: dict[Hashable, Known] = {}
+        self._now = 0
+        self.hinting: set[str] = set()
+        """Members that give hints: where one was not asked, it is not asked for a draft either."""
+
+    def tick(self) -> None:
+        """A step begins."""
+        self._now += 1
+
+    def known(self, key: Hashable) -> Known:
+        """What is known of a sequence; nothing of a new one."""
+        found = self._sequences.get(key)
+        if found is None:
+            found = self._sequences[key] = Known()
+        return found
+
+    def forget(self, key: Hashable) -> None:
+        self._sequences.pop(key, None)
+
+    def drafted(self, member: str, hint: int, is_greedy: bool, length: int, depth: int, nodes: int) -> None:
+        """A draft came, for which `length` positions were asked."""
+        self._by_hint(member, hint, is_greedy).drafted(length, depth, nodes)
+
+    def verified(self, key: Hashable, member: str, hint: int, is_greedy: bool, depth: int, accepted: int) -> None:
+        """A draft was verified."""
+        tallies = self.known(key).tallies
+        own = tallies.get((member, hint))
+        if own is None:
+            own = tallies[member, hint] = Tally(OWN_FADE)
+        for tally in (self._proposers[member], self._by_hint(member, hint, is_greedy), own):
+            tally.verified(depth, accepted)
+        self.known(key).reaches.pop((member, hint), None)
+
+    def ladder(self, candidate: Candidate, member: Member) -> Ladder | None:
+        """What each length would bring; None where the member has nothing to go by."""
+        hint = candidate.hints.get(member.name, NOTHING if member.name in self.hinting else UNKNOWN)
+        limit = min(member.length, candidate.kv_length if member.has_kv else candidate.length)
+        if hint == NOTHING or limit <= 0:
+            return None
+        cost = self.drafting[member.name]
+        late = self.catch_up_seconds(candidate, member) if member.has_kv else 0.0
+        reach = self._reach(candidate, member, hint)
+        return Ladder(member, hint, limit, reach.gains, reach.shares, reach.nodes, late + cost.base, cost.slope)
+
+    def _reach(self, candidate: Candidate, member: Member, hint: int) -> Reach:
+        """The expectation for a sequence, computed anew when its own counts changed, and now and then for others'."""
+        known = self._sequences.get(candidate.key)
+        if known is None:
+            return self._expect(candidate, member, hint, None)
+        found = known.reaches.get((member.name, hint))
+        if found is None or found.until < self._now:
+            found = self._expect(candidate, member, hint, known.tallies.get((member.name, hint)))
+            found.until = self._now + FRESH_FOR
+            known.reaches[member.name, hint] = found
+        return found
+
+    def _expect(self, candidate: Candidate, member: Member, hint: int, own: Tally | None) -> Reach:
+        shared, by_hint = self._proposers[member.name], self._by_hint(member.name, hint, candidate.is_greedy)
+        before, share, alive, gain = PRIOR, 1.0, 1.0, 0.0
+        gains: list[float] = []
+        shares: list[float] = []
+        for position in range(member.length):
+            before = conditional(shared, by_hint, own, position, before)
+            share *= by_hint.share_given(position)
+            alive *= before
+            gain += alive * share
+            gains.append(gain)
+            shares.append(share)
+            if alive * share < NEGLIGIBLE:
+                break
+        return Reach(gains, shares, by_hint.nodes or float(member.nodes))
+
+    def catch_up_seconds(self, candidate: Candidate, member: Member) -> float:
+        """What it costs a member with KV to see what it missed of a sequence."""
+        if not member.has_kv or not candidate.lag:
+            return 0.0
+        return self.following[member.name].seconds(candidate.lag)
+
+    def _by_hint(self, member: str, hint: int, is_greedy: bool) -> Tally:
+        key = (member, hint, is_greedy)
+        found = self._hints.get(key)
+        if found is None:
+            found = self._hints[key] = Tally(HINT_FADE)
+        return found

@@ -1,0 +1,278 @@
+"""Chooses for each sequence who drafts next and how many tokens, to commit the most tokens a second.
+
+One decision a step and sequence, before anything is drafted, from what is known by then: T(M) of this machine, what
+drafts cost, how often they were accepted, and what proposers say they have to go by. What was drafted is told later as
+numbers, never as tokens, and all of it is submitted: so no token is dropped for what it is, which would change the
+distribution (`tests/engine/test_auto.py` shows one that does).
+
+It reads no clock: seconds come from the step's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from specdec.core.control.beliefs import Beliefs
+from specdec.core.control.budget import Budget
+from specdec.core.control.explanation import Explanation, Tallies
+from specdec.core.control.plan import Plan, make_plan
+from specdec.core.control.step_cost import StepCost
+from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
+
+PROBE_GAP = 4
+"""Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
+FOLLOWS_FOR = 16
+"""Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
+ATTENTIVE = 32
+"""Steps without being chosen after which a proposer is asked for hints only now and then."""
+NOW_AND_THEN = 4
+CATCH_UP_SHARE = 0.02
+"""Of a plain step, what a proposer may take for each token of a sequence that it sees for the first time: that is the
+prompt's time, and the rest is decoding's."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What was chosen for a sequence and is not verified yet."""
+
+    option: Option
+    candidate: Candidate
+    is_probe: bool
+    forgone: float
+    """Seconds that the option it took the place of would have saved."""
+    drafting: float = 0.0
+
+
+class Controller:
+    """`members` may draft; `cost` is the machine's T(M)."""
+
+    def __init__(self, members: Iterable[Member], cost: StepCost) -> None:
+        self.cost = cost
+        self.beliefs = Beliefs(members)
+        self.members = tuple(self.beliefs.members.values())
+        self.budget = Budget(self.beliefs.members, cost.seconds(1))
+        self._tallies = Tallies([member.name for member in self.members])
+        self._pending: dict[Hashable, _Pending] = {}
+        self._plan: Plan | None = None
+        self._step = 0
+        self._hint_seconds = dict.fromkeys(self.beliefs.members, 0.0)
+        self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
+        self._stateful = [member for member in self.members if member.has_kv or member.learns]
+
+    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float = 0.0) -> None:
+        """What a draft of that length and a hint took before there was any request."""
+        self.beliefs.drafting[member].observe(length, seconds)
+        self._hint_seconds[member] = hint_seconds
+
+    def wanted_hints(self, num_sequences: int) -> list[str]:
+        """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then; who is
+        switched off, as far as the credit for probes goes."""
+        looks = self._step % NOW_AND_THEN == 0
+        return [
+            name
+            for name, last in self._last_chosen.items()
+            if (looks or self._step - last < ATTENTIVE)
+            and self._may_hint(name, num_sequences * self._hint_seconds[name])
+        ]
+
+    @property
+    def needs_hints(self) -> bool:
+        """Whether nobody can be chosen without having been asked for a hint."""
+        return len(self.beliefs.hinting) == len(self.members)
+
+    def rest(self, num_sequences: int, rows: int) -> None:
+        """A step without a choice: so many sequences are decoded plainly."""
+        self._step += 1
+        self.beliefs.tick()
+        self._pending.clear()
+        self._plan = Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
+        for _ in range(num_sequences):
+            self._tallies.chose(PLAIN, 0, False)
+
+    def _may_hint(self, member: str, seconds: float) -> bool:
+        return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
+
+    def choose(self, candidates: Many[Candidate], rows: int) -> list[Choice]:
+        """The step's decision. `rows` are computed in any case: one for each candidate, and others'."""
+        self._step += 1
+        self.beliefs.tick()
+        self._pending.clear()
+        usable = [member for member in self.members if not self.budget.is_off(member.name)]
+        plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
+        self._plan = plan
+        choices = [self._take(each, option) for each, option in zip(candidates, plan.options, strict=True)]
+        probe = self._probe(candidates, plan, rows)
+        if probe is not None:
+            choices[probe[0]] = probe[1]
+        if self._stateful:
+            choices = [
+                replace(choice, followers=self._followers(each, choice.proposer))
+                for each, choice in zip(candidates, choices, strict=True)
+            ]
+        for choice in choices:
+            self._tallies.chose(choice.proposer, choice.length, choice.is_probe)
+        return choices
+
+    def prompt_followers(self, rows: int = 1) -> list[str]:
+        """Members with KV that follow prompts: those that promise something to a sequence of which nothing is known."""
+        blank = Candidate(key=None, num_tokens=0, length=64, kv_length=64)
+        plans = (
+            (member.name, make_plan([blank], [member], self.beliefs, self.cost, rows))
+            for member in self.members
+            if member.has_kv and not self.budget.is_off(member.name)
+        )
+        return [name for name, plan in plans if plan.options[0] is not None]
+
+    def _take(self, candidate: Candidate, option: Option | None) -> Choice:
+        if option is None:
+            return Choice()
+        self._expect(candidate, option, is_probe=False, forgone=0.0)
+        self._last_chosen[option.member.name] = self._step
+        return Choice(option.member.name, option.length)
+
+    def _expect(self, candidate: Candidate, option: Option, is_probe: bool, forgone: float) -> None:
+        self._pending[candidate.key] = _Pending(option, candidate, is_probe, forgone)
+        self.beliefs.known(candidate.key).asked[option.member.name] = self._step
+
+    def _probe(self, candidates: Many[Candidate], plan: Plan, rows: int) -> tuple[int, Choice] | None:
+        """One sequence and member of this step that go against the plan, if that is due and can be paid for."""
+        index, turn = self._step % len(candidates), self._step // len(candidates) % max(1, len(self.members))
+        if not self.members:
+            return None
+        candidate, member, planned = candidates[index], self.members[turn], plan.options[index]
+        last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
+        if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
+            return None
+        ladder = self.beliefs.ladder(candidate, member)
+        if ladder is None:
+            return None
+        length = ladder.limit if member.is_tree else 1
+        added = round(ladder.nodes) if member.is_tree else 1
+        option = ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
+        forgone = 0.0 if planned is None else max(0.0, self._saving(planned.gain, len(candidates)) - planned.seconds)
+        if not self.budget.affords(member.name, option.seconds + forgone):
+            return None
+        self._pending.pop(candidate.key, None)
+        self._expect(candidate, option, is_probe=True, forgone=forgone)
+        return index, Choice(member.name, length, is_probe=True)
+
+    def _saving(self, accepted: float, num_sequences: int) -> float:
+        """Seconds in which plain decoding would commit so many tokens."""
+        return accepted * self.cost.seconds(num_sequences) / num_sequences
+
+    def _followers(self, candidate: Candidate, proposer: str) -> tuple[str, ...]:
+        """Members with state that were asked for a sequence's draft a short while ago, or are new to it, and are not
+        asked now."""
+        known = self.beliefs.known(candidate.key)
+        if known.since is None:
+            known.since = self._step
+        return tuple(
+            member.name
+            for member in self._stateful
+            if member.name != proposer
+            and self._step - known.asked.get(member.name, known.since) < FOLLOWS_FOR
+            and not self.budget.is_off(member.name)
+        )
+
+    def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
+        """A member was asked for hints about these sequences, of so many tokens each, which took so long."""
+        self._tallies.hint_seconds += seconds
+        self.beliefs.hinting.add(member)
+        sequences = list(candidates)
+        usual = len(sequences) * self._hint_seconds[member]
+        late = max(self._without_catch_up(member, sequences, seconds), min(seconds, usual))
+        self._hint_seconds[member] += (late / len(sequences) - self._hint_seconds[member]) / 4
+        if seconds > self.budget.accounts[member]:
+            self.budget.probed(member, late)
+        else:
+            self._charge(member, late)
+
+    def followed(
+        self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool
+    ) -> None:
+        """A member followed sequences without drafting, which had this many tokens new to it. Following prompts is part
+        of their processing, and is not charged."""
+        late = self._without_catch_up(member, sequences, seconds)
+        self.beliefs.following[member].observe(num_missed, seconds)
+        if not in_prompt:
+            self._tallies.follow_seconds += seconds
+            self._charge(member, late)
+
+    def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
+        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
+        mine = [(self._pending[key], depth, nodes) for key, depth, nodes in drafts if key in self._pending]
+        if not mine:
+            return
+        sequences = [(each.candidate.key, each.candidate.num_tokens) for each, _, _ in mine]
+        believed = self._without_catch_up(member, sequences, seconds) / len(mine)
+        late = sum(self.beliefs.catch_up_seconds(each.candidate, each.option.member) for each, _, _ in mine) / len(mine)
+        length = round(sum(each.option.length for each, _, _ in mine) / len(mine))
+        cost = self.beliefs.drafting[member]
+        believed = max(believed - late, min(seconds / len(mine), cost.seconds(length)))
+        believed = cost.observe(length, believed) + late
+        for each, depth, nodes in mine:
+            each.drafting = believed
+            option = each.option
+            self.beliefs.drafted(member, option.hint, each.candidate.is_greedy, option.length, depth, nodes)
+            self._tallies.draft_seconds[member] += seconds / len(mine)
+            self._tallies.num_asked[member] += 1
+
+    def _without_catch_up(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
+        """Seconds less what a first look at sequences may take."""
+        allowance, plain = 0.0, self.cost.seconds(1)
+        for key, num_tokens in sequences:
+            met = self.beliefs.known(key).met
+            if member not in met:
+                met.add(member)
+                allowance += CATCH_UP_SHARE * plain * num_tokens
+        return max(0.0, seconds - allowance)
+
+    def _charge(self, member: str, seconds: float) -> None:
+        self.budget.add(member, -seconds, self.cost.seconds(1))
+
+    def verified(self, outcomes: Iterable[Outcome], rows: int, seconds: float, propose: float, is_pure: bool) -> None:
+        """A step of so many rows was verified in `seconds`, after drafting for `propose` of them.
+
+        `is_pure`: it computed nothing but candidates' rows and their drafts, so that its time tells of T(M).
+        """
+        judged = list(outcomes)
+        if is_pure:
+            self.cost.observe(rows, seconds)
+            self.budget.elapsed(seconds + propose, self.cost.seconds(1))
+            if self._plan is not None:
+                tokens = len(judged) + sum(each.accepted for each in judged)
+                plain = self.cost.seconds(rows - sum(each.nodes for each in judged))
+                self._tallies.stepped(tokens, seconds + propose, plain, self._plan)
+        for each in judged:
+            pending = self._pending.pop(each.key, None)
+            if pending is not None:
+                self._judge(pending, each, rows, len(judged))
+        self._plan = None
+
+    def _judge(self, pending: _Pending, outcome: Outcome, rows: int, num_sequences: int) -> None:
+        option, name = pending.option, pending.option.member.name
+        if outcome.depth:
+            self.beliefs.verified(
+                outcome.key, name, option.hint, pending.candidate.is_greedy, outcome.depth, outcome.accepted
+            )
+            self._tallies.verified(name, outcome.depth, outcome.accepted)
+        without = self.cost.seconds(rows - outcome.nodes)
+        lost = self.cost.seconds(rows) - without + pending.drafting
+        saved = self._saving(outcome.accepted, max(1, num_sequences)) - lost
+        if pending.is_probe:
+            self.budget.probed(name, max(0.0, pending.forgone - saved))
+        if not pending.is_probe or saved > 0:
+            self.budget.add(name, saved, self.cost.seconds(1))
+
+    def forget(self, key: Hashable) -> None:
+        """A sequence is done."""
+        self.beliefs.forget(key)
+        self._pending.pop(key, None)
+
+    def explain(self) -> Explanation:
+        """What was chosen, and what it was chosen from."""
+        costs = {name: cost.seconds(1) for name, cost in self.beliefs.drafting.items()}
+        off = tuple(name for name in self.beliefs.members if self.budget.is_off(name))
+        return self._tallies.explanation(self.cost.points(), costs, self.budget.spent, off)

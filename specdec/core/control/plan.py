@@ -1,0 +1,155 @@
+"""The drafts of one step that promise the most tokens a second (arXiv 2406.14066, 2607.05147).
+
+A step computes the rows of all its sequences together, so a draft that pays alone may not pay in a batch. Alone, a
+sequence takes the best of every member and length. In a batch each first takes the member that is best at the price of
+a row there; then the positions of all drafts are admitted, likeliest first, and the best prefix is kept. (Not the first
+at which the rate drops: T has steps.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from specdec.core.control.beliefs import Beliefs, Ladder
+from specdec.core.control.step_cost import StepCost
+from specdec.core.control.types import Candidate, Member, Option
+from specdec.types import MAX_DRAFT_NODES
+
+MARGIN = 1.01
+"""How much faster than plain decoding a plan must promise to be."""
+TYPICAL_ROWS = 4
+"""Rows of a draft at which a row's price in a batch is taken."""
+
+
+HOPELESS = 0.9
+"""A rate below this share of the best ends the search for a better prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An option for each candidate, None for plain decoding, and what the step is expected to bring and to take."""
+
+    options: Many[Option | None]
+    tokens: float
+    seconds: float
+
+
+def make_plan(candidates: Many[Candidate], members: Many[Member], beliefs: Beliefs, cost: StepCost, rows: int) -> Plan:
+    """The best step; `rows` are computed in any case, of which each candidate has one."""
+    base, count = cost.seconds(rows), len(candidates)
+    plain = Plan([None] * count, float(count), base)
+    ladders = [_ladders(each, members, beliefs) for each in candidates]
+    if not any(ladders):
+        return plain
+    if count == 1:
+        most = max(each.num_rows for each in ladders[0])
+        option = _best(ladders[0], increments(cost, rows, most), base)[1]
+        plan = plain if option is None else Plan([option], 1 + option.gain, base + option.seconds)
+    else:
+        prices = _prices(cost, rows, count)
+        plan = _admit([_best(each, prices, base / count) for each in ladders], cost, rows)
+    if plan.seconds <= 0 or plan.tokens * plain.seconds <= MARGIN * plain.tokens * plan.seconds:
+        return plain
+    return plan
+
+
+def _ladders(candidate: Candidate, members: Many[Member], beliefs: Beliefs) -> list[Ladder]:
+    """Of the members that have something to go by."""
+    return [found for member in members if (found := beliefs.ladder(candidate, member)) is not None]
+
+
+def increments(cost: StepCost, rows: int, most: int) -> list[float]:
+    """What the first, second, ... row more adds to a step of so many."""
+    times = [cost.seconds(rows + extra) for extra in range(most + 1)]
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def _prices(cost: StepCost, rows: int, num_candidates: int) -> list[float]:
+    """The share that each row of a sequence has in what all sequences' rows add together."""
+    all_rows = TYPICAL_ROWS * num_candidates
+    return [(cost.seconds(rows + all_rows) - cost.seconds(rows)) / all_rows] * MAX_DRAFT_NODES
+
+
+def best_length(ladder: Ladder, added: Many[float], base: float, least: float) -> tuple[float, int, float]:
+    """Tokens a second of the best length of a ladder, above `least`; the length, 0 for none; and what its rows add.
+
+    `added`: seconds by row; `base`: of the sequence without a draft.
+    """
+    if ladder.member.is_tree:
+        verifying = ladder.shares[0] * sum(added[: round(ladder.nodes)])
+        gain = ladder.gains[min(ladder.limit, len(ladder.gains)) - 1]
+        rate = (1 + gain) / (base + verifying + ladder.base + ladder.slope * ladder.limit)
+        return (rate, ladder.limit, verifying) if rate > least else (least, 0, 0.0)
+    length, at_best, verifying, seconds = 0, 0.0, 0.0, base + ladder.base
+    shares, gains, slope = ladder.shares, ladder.gains, ladder.slope
+    for position in range(ladder.num_steps):
+        more = shares[position] * added[position]
+        verifying += more
+        seconds += more + slope
+        rate = (1 + gains[position]) / seconds
+        if rate > least:
+            least, length, at_best = rate, position + 1, verifying
+    return least, length, at_best
+
+
+def _best(ladders: Many[Ladder], added: Many[float], base: float) -> tuple[Ladder | None, Option | None]:
+    """The member and length that are best for a sequence alone; none where plain decoding is."""
+    rate, found, length, verifying = MARGIN / base if base > 0 else 0.0, None, 0, 0.0
+    for ladder in ladders:
+        rate, own, seconds = best_length(ladder, added, base, rate)
+        if own:
+            found, length, verifying = ladder, own, seconds
+    return (None, None) if found is None else (found, found.option(length, verifying))
+
+
+def _admit(best: Many[tuple[Ladder | None, Option | None]], cost: StepCost, rows: int) -> Plan:
+    """Positions by what a row of them brings, and the prefix of them that is best."""
+    tokens, drafting, extra = float(len(best)), 0.0, 0.0
+    seconds = cost.seconds(rows)
+    top, taken, admitted = (tokens / seconds, tokens, seconds), 0, []
+    queue = [
+        (-_worth(ladder, 0), index, 0)
+        for index, (ladder, option) in enumerate(best)
+        if ladder is not None and option is not None
+    ]
+    heapify(queue)
+    while queue:
+        _, index, position = heappop(queue)
+        ladder, option = best[index]
+        assert ladder is not None
+        assert option is not None
+        gain, more, draft = _step_up(ladder, option, position)
+        tokens, extra, drafting = tokens + gain, extra + more, drafting + draft
+        admitted.append((index, option.length if ladder.member.is_tree else position + 1))
+        seconds = cost.seconds(rows + round(extra)) + drafting
+        if tokens > top[0] * seconds:
+            top, taken = (tokens / seconds, tokens, seconds), len(admitted)
+        elif tokens < HOPELESS * top[0] * seconds:
+            break
+        if not ladder.member.is_tree and position + 1 < option.length:
+            heappush(queue, (-_worth(ladder, position + 1), index, position + 1))
+    lengths = dict(admitted[:taken])
+    options = [
+        None if ladder is None or index not in lengths else ladder.option(lengths[index], 0.0)
+        for index, (ladder, _) in enumerate(best)
+    ]
+    return Plan(options, top[1], top[2])
+
+
+def _worth(ladder: Ladder, position: int) -> float:
+    """Tokens that a row of this position brings."""
+    if ladder.member.is_tree:
+        return ladder.gains[-1] / max(ladder.shares[0] * ladder.nodes, 1e-9)
+    gains = ladder.gains
+    return (gains[position] - (gains[position - 1] if position else 0.0)) / max(ladder.shares[position], 1e-9)
+
+
+def _step_up(ladder: Ladder, option: Option, position: int) -> tuple[float, float, float]:
+    """What one position more, or a whole tree, brings in tokens, rows and seconds of drafting."""
+    if ladder.member.is_tree:
+        return option.gain, option.rows, option.drafting
+    gain = ladder.gains[position] - (ladder.gains[position - 1] if position else 0.0)
+    return gain, ladder.shares[position], ladder.slope + (0.0 if position else ladder.base)

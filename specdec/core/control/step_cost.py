@@ -1,0 +1,97 @@
+"""T(M): what a step of M rows takes on this machine. Measured at start-up, and corrected by every step since.
+
+Two things correct it. One factor for all sizes follows what hits them alike: longer contexts, another clock rate, work
+outside the model. One factor for each measured size follows what does not, such as attention over a long context. Both
+move slowly and by bounded steps, so that a step in which the machine did something else counts for little.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+
+LARGEST_ERROR = 0.3
+"""How far one step may seem to be off, as a logarithm."""
+COMMON_RATE = 0.1
+OWN_RATE = 0.03
+WARM_UP = 10
+"""Steps that only move the common factor: what the measurement left out is nobody's own."""
+STALE = 0.01
+"""A change of a size's own factor that is worth computing the curve anew."""
+
+
+def isotonic(values: list[float]) -> list[float]:
+    """The non-decreasing list nearest to `values` in squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        total, count = value, 1
+        while pools and pools[-1][0] / pools[-1][1] >= total / count:
+            earlier, size = pools.pop()
+            total, count = total + earlier, count + size
+        pools.append((total, count))
+    return [total / count for total, count in pools for _ in range(count)]
+
+
+class StepCost:
+    """Seconds of a step by its rows: between two measured sizes on the line between them, beyond on the last line."""
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        """`points`: seconds by rows, of at least one size. What shrinks as rows grow is noise, and smoothed away."""
+        assert points
+        assert min(points.values()) > 0
+        self.sizes = sorted(points)
+        self._base = isotonic([points[size] for size in self.sizes])
+        self._own = [0.0] * len(self.sizes)
+        self._common = 0.0
+        self._num_observed = 0
+        self._fit()
+
+    def seconds(self, rows: int) -> float:
+        """T(rows); 0 for none."""
+        if rows <= 0:
+            return 0.0
+        relative = self._cache.get(rows)
+        if relative is None:
+            relative = self._cache[rows] = self._between(rows)
+        return relative * self._factor
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long."""
+        if rows <= 0 or seconds <= 0:
+            return
+        error = math.log(seconds / self.seconds(rows))
+        error = max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
+        self._num_observed += 1
+        self._common += error * max(COMMON_RATE, 1 / (1 + self._num_observed))
+        self._factor = math.exp(self._common)
+        if self._num_observed > WARM_UP:
+            nearest = self._nearest(rows)
+            self._own[nearest] += OWN_RATE * error
+            if abs(self._own[nearest] - self._fitted[nearest]) > STALE:
+                self._fit()
+
+    def points(self) -> dict[int, float]:
+        """T at the measured sizes, as it is known now."""
+        return {size: self.seconds(size) for size in self.sizes}
+
+    def _nearest(self, rows: int) -> int:
+        right = min(bisect_left(self.sizes, rows), len(self.sizes) - 1)
+        return right - (right > 0 and rows - self.sizes[right - 1] < self.sizes[right] - rows)
+
+    def _fit(self) -> None:
+        """Fix the curve's shape: the measured one with each size's own factor, not decreasing."""
+        self._fitted = list(self._own)
+        self._curve: list[float] = []
+        for base, own in zip(self._base, self._own, strict=True):
+            self._curve.append(max(base * math.exp(own), self._curve[-1] if self._curve else 0.0))
+        self._cache: dict[int, float] = {}
+        self._factor = math.exp(self._common)
+
+    def _between(self, rows: int) -> float:
+        sizes, curve = self.sizes, self._curve
+        if len(sizes) == 1:
+            return curve[0]
+        right = min(max(1, bisect_left(sizes, rows)), len(sizes) - 1)
+        slope = (curve[right] - curve[right - 1]) / (sizes[right] - sizes[right - 1])
+        return max(curve[0], curve[right - 1] + slope * (rows - sizes[right - 1]))

@@ -1,0 +1,86 @@
+"""What goes into the controller and what comes out of it. No token is among it: it cannot look at a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+PLAIN = "none"
+UNKNOWN = -1
+"""The hint of a proposer that gives none."""
+NOTHING = 0
+"""The hint of a proposer that would draft nothing."""
+MOST_HINT = 7
+"""Larger hints count as this one."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A proposer that may be chosen. A chain may have any length up to `length`; a tree, of `nodes` rows, only that."""
+
+    name: str
+    length: int
+    nodes: int
+    is_tree: bool = False
+    has_kv: bool = False
+    """It must compute what was committed since it was last asked, before it can draft."""
+    learns: bool = False
+    """It learns from the steps at which it is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sequence whose next draft is to be chosen, and what is known before drafting."""
+
+    key: Hashable
+    num_tokens: int
+    length: int
+    """The longest draft that could be verified."""
+    kv_length: int = 0
+    """The same for a member with KV, which needs slots."""
+    lag: int = 0
+    """Committed tokens that such a member has missed."""
+    is_greedy: bool = True
+    hints: Mapping[str, int] = field(default_factory=dict)
+    """By member how much it has to go by: 0 for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who drafts for a sequence and how many tokens, and who else must see its last step."""
+
+    proposer: str = PLAIN
+    length: int = 0
+    followers: tuple[str, ...] = ()
+    is_probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step made of a sequence's draft: its depth and rows as they were verified, and what was accepted."""
+
+    key: Hashable
+    depth: int
+    nodes: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A member at one length: what it is expected to bring and to cost for one sequence."""
+
+    member: Member
+    hint: int
+    length: int
+    gain: float
+    """Expected accepted tokens."""
+    rows: float
+    """Expected rows beside the one of plain decoding."""
+    drafting: float
+    """Seconds."""
+    verifying: float
+    """Seconds that the rows add to the step; 0 in a batch, where they add to it together."""
+
+    @property
+    def seconds(self) -> float:
+        return self.drafting + self.verifying

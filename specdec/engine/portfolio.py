@@ -1,0 +1,63 @@
+"""The controller of an engine's `auto`: its members as they were loaded, and the machine as it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from specdec.config import EngineConfig
+from specdec.core.control.controller import Controller
+from specdec.core.control.step_cost import StepCost
+from specdec.core.control.types import Member
+from specdec.core.scheduler import Scheduler
+from specdec.engine.calibration import draft_seconds, step_seconds
+from specdec.proposers.auto import auto_entry, is_tree, member_length, member_names
+from specdec.proposers.base import Proposer
+from specdec.proposers.registry import METHODS, num_nodes
+from specdec.runner import Runner
+
+
+def build_controller(
+    config: EngineConfig, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]
+) -> Controller | None:
+    """The controller of `auto`, if it is configured. The engine must be idle: its machine is measured now."""
+    entry = auto_entry(config)
+    if entry is None:
+        return None
+    members = _members(config, entry.num_speculative_tokens, runner.proposers)
+    controller = Controller(members, StepCost(step_seconds(runner, scheduler, clock)))
+    for member in members:
+        times = draft_seconds(runner, scheduler, member, clock)
+        if times is not None:
+            controller.calibrated(member.name, member.length, *times)
+    return controller
+
+
+def _members(config: EngineConfig, auto_length: int, loaded: Mapping[str, Proposer]) -> list[Member]:
+    entries = {entry.method: entry for entry in config.speculative}
+    found = []
+    for name in member_names(config):
+        entry, proposer = entries[name], loaded[name]
+        length = member_length(entry, auto_length) if _has_settings(name) else auto_length
+        found.append(
+            Member(
+                name,
+                length=length,
+                nodes=num_nodes(entry) if _has_settings(name) else length,
+                is_tree=_has_settings(name) and is_tree(entry),
+                has_kv=bool(proposer.kv_caches),
+                learns=proposer.wants.logits,
+            )
+        )
+    with_kv = [member.name for member in found if member.has_kv]
+    if len(with_kv) > 1:
+        raise ValueError(
+            f"the proposer 'auto' takes at most one proposer with KV of its own, and has {' and '.join(with_kv)}; name "
+            "those that it may choose from as its proposers, as in {'method': 'auto', 'proposers': ['ngram', "
+            f"'{with_kv[0]}']}}"
+        )
+    return found
+
+
+def _has_settings(name: str) -> bool:
+    """Whether a member is of the table, or from outside by its name; an instance that was given has no settings."""
+    return name in METHODS or ":" in name

@@ -1,0 +1,214 @@
+"""The CPU's kernels behind the contract of every backend. States are float32, whatever the weights are.
+
+Results have the same bits however many rows share a call and however many threads share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specdec.kernels import reference
+from specdec.kernels.base import INPUTS, Program, StepInputs
+from specdec.kernels.cpu.calls import Call, Recorder, run_now
+from specdec.kernels.cpu.library import (
+    ADD,
+    ATTEND,
+    CACHED,
+    EMBED,
+    GATE,
+    KIND_BF16,
+    KIND_F32,
+    KIND_Q4,
+    KIND_Q8,
+    LINEAR,
+    RMS_NORM,
+    ROTATE,
+    SCALE,
+    WRITE_KV,
+    Library,
+)
+from specdec.kernels.weights import PackedWeight, QuantizedWeight, Weight
+
+MAX_REPEATS = 256
+"""Query heads that may share one head of keys."""
+
+
+class CpuKernels:
+    """One op a method; see `specdec.kernels.base.Kernels`."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._recorder: Recorder | None = None
+
+    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def pack(self, weight: torch.Tensor | QuantizedWeight) -> Weight:
+        if isinstance(weight, QuantizedWeight):
+            kind = KIND_Q8 if weight.mins is None else KIND_Q4
+            parts = [weight.codes, weight.scales, weight.mins]
+        else:
+            kind = KIND_BF16 if weight.dtype == torch.bfloat16 else KIND_F32
+            parts = [weight if kind == KIND_BF16 else weight.float()]
+        parts = [None if part is None else part.contiguous() for part in parts]
+        return PackedWeight(self.library.pack(kind, weight.shape, *parts), kind, weight.shape)
+
+    def record(self, function: Callable[[], Sequence[torch.Tensor]], inputs: StepInputs) -> Program | None:
+        assert self._recorder is None, "recordings do not nest"
+        self._recorder = Recorder(inputs)
+        try:
+            results = function()
+            return self._recorder.finish(self.library, results)
+        finally:
+            self._recorder = None
+
+    def _do(self, call: Call, num_tokens: int, inputs: StepInputs = ()) -> None:
+        if self._recorder is None:
+            run_now(self.library, call, num_tokens, inputs)
+        else:
+            self._recorder.calls.append(call)
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        weight = self._packed(weight)
+        outputs, inputs = weight.shape
+        out = torch.empty(len(x), outputs)
+        sizes = (weight.kind, inputs, outputs, _row_stride(x), outputs)
+        offset = None if bias is None else _floats(bias)
+        self._do(Call(LINEAR, (x, weight.data, offset, out), sizes, out=3), len(x))
+        return out
+
+    def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+        weight = self._packed(weight)
+        out = torch.empty(len(token_ids), weight.shape[1])
+        sizes = (weight.kind, weight.shape[1], weight.shape[0], weight.shape[1])
+        self._do(Call(EMBED, (token_ids, weight.data, out), sizes, out=2), len(token_ids))
+        return out
+
+    def _packed(self, weight: Weight) -> PackedWeight:
+        packed = weight if isinstance(weight, PackedWeight) else self.pack(weight)
+        assert isinstance(packed, PackedWeight)
+        return packed
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
+        size = x.shape[-1]
+        out = torch.empty(x.shape)
+        count = x[0].numel() // size
+        sizes = (count, size, _row_stride(x), count * size, int(unit_offset))
+        self._do(Call(RMS_NORM, (x, _floats(weight), out), sizes, (eps,), out=2), len(x))
+        return out
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape)
+        sizes = (x.shape[-1], _row_stride(x), _row_stride(y), x.shape[-1])
+        self._do(Call(ADD, (x, y, out), sizes, out=2), len(x))
+        return out
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        out = torch.empty(x.shape)
+        self._do(Call(SCALE, (x, None, out), (x.shape[-1], _row_stride(x), 0, x.shape[-1]), (factor,), out=2), len(x))
+        return out
+
+    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        _, heads, size = x.shape
+        out = torch.empty(x.shape)
+        sizes = (heads, size, cos.shape[-1], _row_stride(x), heads * size)
+        self._do(Call(ROTATE, (x, _floats(cos), _floats(sin), positions, out), sizes, out=4), len(x))
+        return out
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        return self._gate(x, is_silu=True)
+
+    def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        return self._gate(x, is_silu=False)
+
+    def _gate(self, x: torch.Tensor, *, is_silu: bool) -> torch.Tensor:
+        size = x.shape[-1] // 2
+        out = torch.empty(len(x), size)
+        self._do(Call(GATE, (x, None, out), (size, _row_stride(x), 0, size, int(is_silu)), out=2), len(x))
+        return out
+
+    def write_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        _, groups, size = key.shape
+        sizes = (groups, size, CACHED[key_cache.dtype], _row_stride(key), _row_stride(value))
+        self._do(Call(WRITE_KV, (key, value, key_cache, value_cache, slot_mapping), sizes), len(key))
+
+    def move_kv(self, caches: Sequence[torch.Tensor], slots_from: torch.Tensor, slots_to: torch.Tensor) -> None:
+        bytes_each = caches[0][0, 0].nbytes
+        assert all(cache.is_contiguous() and cache[0, 0].nbytes == bytes_each for cache in caches)
+        self.library.move(caches, bytes_each, slots_from.contiguous(), slots_to.contiguous())
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        committed_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        positions: torch.Tensor,
+        ancestor_masks: torch.Tensor | None,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        first_entry: int = 0,
+    ) -> torch.Tensor:
+        tokens, heads, size = query.shape
+        block_size, groups = key_cache.shape[1:3]
+        assert heads // groups <= MAX_REPEATS
+        out = torch.empty(query.shape)
+        sizes = (
+            heads,
+            groups,
+            size,
+            block_size,
+            CACHED[key_cache.dtype],
+            sliding_window or 0,
+            first_entry,
+            _row_stride(query),
+            heads * size,
+        )
+        call = Call(ATTEND, (query, key_cache, value_cache, out), sizes, (scale, soft_cap or 0.0), out=3)
+        rows = (query_start_loc, seq_lens, committed_lens, block_tables, ancestor_masks)
+        inputs = (None, positions, None, *rows)
+        if self._recorder is not None:
+            own = [t for name, t in zip(INPUTS, self._recorder.inputs, strict=True) if name in _ATTENDED]
+            assert all(a is b for a, b in zip(own, (positions, *rows), strict=True)), "inputs of another step"
+        self._do(call, tokens, inputs)
+        return out
+
+    def read(self, memory: torch.Tensor) -> None:
+        assert memory.is_contiguous()
+        self.library.read(memory)
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        if logits.dtype != torch.float32 or logits.stride(-1) != 1 or not len(logits):
+            return reference.argmax(logits)
+        return self.library.argmax(logits)
+
+
+_ATTENDED = frozenset(INPUTS) - {"token_ids", "slot_mapping"}
+
+
+def _row_stride(x: torch.Tensor) -> int:
+    """Elements from one row to the next of a float32 [T, ...] whose rows are contiguous."""
+    assert x.dtype == torch.float32, f"states are float32 here, not {x.dtype}"
+    assert x.stride(-1) == 1, "a row lies scattered"
+    assert x.dim() == 2 or x.stride(1) == x.shape[2], "a row lies scattered"
+    return x.stride(0)
+
+
+def _floats(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.dtype == torch.float32
+    assert tensor.is_contiguous()
+    return tensor

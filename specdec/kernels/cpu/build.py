@@ -1,0 +1,113 @@
+"""From C++ sources to a shared library for this very machine, compiled once and kept.
+
+The library's name in the cache is a hash of the sources, the compiler and its flags, so that neither an upgrade nor
+another machine with the same home directory ever loads a library that is not its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+LEVELS = ("avx512", "avx2", "portable")
+"""Instruction sets that the sources have a form for, the best first."""
+
+_FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-Wno-psabi"),
+)
+"""Contraction is off because what is fused must not depend on the tile that a line was inlined into; strict aliasing
+because keys are moved as words and multiplied as floats or pairs of bfloat16."""
+
+_AVX512 = {"avx512f": "f", "avx512bw": "bw", "avx512vl": "vl", "avx512dq": "dq"}
+_AVX512_EXTRAS = {"avx512_vnni": "-mavx512vnni", "avx512_bf16": "-mavx512bf16"}
+
+
+class NoCompiler(Exception):
+    """Why there is no library, in one line."""
+
+
+def cpu_features() -> frozenset[str]:
+    """The instruction sets of this CPU by Linux's names; empty where that is not known."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def best_level(features: frozenset[str]) -> str:
+    """The best of `LEVELS` that a CPU with these features runs."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        if features >= {*_AVX512, "fma", "f16c"}:
+            return "avx512"
+        if features >= {"avx2", "fma", "f16c"}:
+            return "avx2"
+    return "portable"
+
+
+def level_flags(level: str, features: frozenset[str]) -> list[str]:
+    """What the compiler is told about the machine."""
+    if level == "portable":
+        return []
+    if level == "avx2":
+        return ["-mavx2", "-mfma", "-mf16c"]
+    assert level == "avx512", level
+    extras = [flag for feature, flag in _AVX512_EXTRAS.items() if feature in features]
+    return ["-mfma", "-mf16c", "-mprefer-vector-width=512", *(f"-mavx512{part}" for part in _AVX512.values()), *extras]
+
+
+def build_library(folder: Path, *, level: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
+    """The library of `level` (None: this machine's best) below `folder`, compiled if it is not there yet.
+
+    NoCompiler, with the reason, if there is none to compile it with or it fails.
+    """
+    features = cpu_features()
+    flags = [*_FLAGS, *level_flags(level or best_level(features), features), *extra_flags]
+    compiler = _compiler()
+    sources = {
+        entry.name: entry.read_bytes()
+        for entry in sorted(resources.files(__package__).joinpath("src").iterdir(), key=lambda entry: entry.name)
+    }
+    digest = hashlib.sha256(repr((sources, compiler, _version(compiler), flags)).encode()).hexdigest()[:20]
+    library = folder / f"cpu-{digest}.so"
+    if not library.exists():
+        _compile(compiler, flags, sources, library)
+    return library
+
+
+def _compiler() -> str:
+    for name in ("g++", "clang++", "c++"):
+        if found := shutil.which(name):
+            return found
+    raise NoCompiler("there is no C++ compiler (g++ or clang++)")
+
+
+def _version(compiler: str) -> str:
+    return str(os.stat(os.path.realpath(compiler)).st_mtime_ns) + os.path.realpath(compiler)
+
+
+def _compile(compiler: str, flags: Sequence[str], sources: dict[str, bytes], library: Path) -> None:
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            for name, content in sources.items():
+                Path(folder, name).write_bytes(content)
+            output = Path(folder, library.name)
+            command = [compiler, *flags, str(Path(folder, "program.cpp")), "-o", str(output)]
+            result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+            if result.returncode:
+                lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no message"]
+                raise NoCompiler(f"{compiler} could not compile the kernels: {lines[0].strip()}")
+            # Others may be compiling the same: whoever is last replaces a library by its equal.
+            os.replace(output, library)
+    except OSError as error:
+        raise NoCompiler(f"the kernels cannot be compiled below {library.parent}: {error.strerror or error}") from None

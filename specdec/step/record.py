@@ -1,0 +1,60 @@
+"""How long a step took, stage by stage. The only place where steps are timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+def read_clock() -> float:
+    """The clock that steps are timed by where no other is given, in seconds."""
+    return time.perf_counter()
+
+
+@dataclass
+class StepRecord:
+    """Seconds of one step by stage, and its size."""
+
+    schedule: float = 0.0
+    batch: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    commit: float = 0.0
+    propose: float = 0.0
+    num_rows: int = 0
+    num_tokens: int = 0
+    hints: dict[str, float] = field(default_factory=dict)
+    """Of `propose`, by proposer, what its hints took."""
+    drafts: dict[str, float] = field(default_factory=dict)
+    """The same for its drafts, and for following what it did not draft for."""
+    clock: Callable[[], float] = field(default=read_clock)
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Add the time of a `with` block to a stage."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            setattr(self, stage, getattr(self, stage) + self.clock() - start)
+
+    @contextmanager
+    def time_proposer(self, part: dict[str, float], name: str) -> Iterator[None]:
+        """The same for a proposer's part of `propose`, which is `hints` or `drafts`."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            part[name] = part.get(name, 0.0) + self.clock() - start
+
+    @property
+    def decoding(self) -> float:
+        """Seconds of all stages but `propose`: what the rows of the step took."""
+        return self.schedule + self.batch + self.forward + self.sample + self.commit
+
+    @property
+    def overhead(self) -> float:
+        """Seconds spent outside the model."""
+        return self.schedule + self.batch + self.sample + self.commit + self.propose

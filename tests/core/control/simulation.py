@@ -1,0 +1,149 @@
+"""A machine of numbers for the controller: its clock advances and its proposers are right as scripted.
+
+No engine and no tokens: what a step takes, what a draft costs and how many positions of it are accepted are functions
+of the step's number and of a counter-based uniform, so every run is the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specdec.core.control.controller import Controller
+from specdec.core.control.step_cost import StepCost
+from specdec.core.control.types import PLAIN, Candidate, Member, Outcome
+
+STEP = 0.004
+"""Seconds of a plain step."""
+SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32)
+
+
+def cpu(rows: float) -> float:
+    """T(M) of a machine whose arithmetic is free up to five rows, about, and then is not."""
+    return STEP * (1 + 0.02 * (rows - 1) + 0.05 * max(0.0, rows - 5) + 0.0005 * (rows - 1) ** 1.5)
+
+
+@dataclass
+class Script:
+    """A proposer. At step t position j is accepted, given j - 1, with probability `acceptance(t, j)`."""
+
+    acceptance: Callable[[int, int], float]
+    fixed: float = 0.00001
+    """Seconds of a draft, and of each of its tokens."""
+    each: float = 0.0
+    hint: Callable[[int], int] | None = None
+    hinting: float = 0.000005
+    """Seconds of a hint."""
+    drafts: Callable[[int], bool] = lambda step: True
+    length: int = 15
+    nodes: int = 0
+    has_kv: bool = False
+
+
+@dataclass
+class Machine:
+    """Runs a controller, or a fixed choice, over scripted proposers."""
+
+    scripts: dict[str, Script]
+    step_seconds: Callable[[float], float] = cpu
+    noise: Callable[[int], float] = lambda step: 1.0
+    """A factor on what a step takes."""
+    batch: int = 1
+    seed: int = 0
+    clock: float = 0.0
+    tokens: int = 0
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def controller(self) -> Controller:
+        members = [
+            Member(name, each.length, each.nodes or each.length, bool(each.nodes), each.has_kv)
+            for name, each in self.scripts.items()
+        ]
+        controller = Controller(members, StepCost({size: self.step_seconds(size) for size in SIZES}))
+        for name, each in self.scripts.items():
+            hinting = 0.0 if each.hint is None else each.hinting
+            controller.calibrated(name, each.length, each.fixed + each.each * each.length, hinting)
+        return controller
+
+    def run(self, controller: Controller, steps: int, start: int = 0, keys: str = "") -> float:
+        """Tokens a second over `steps` steps of the batch."""
+        begin, tokens = self.clock, self.tokens
+        for step in range(start, start + steps):
+            self._step(controller, step, keys)
+        return (self.tokens - tokens) / (self.clock - begin)
+
+    def _step(self, controller: Controller, step: int, keys: str) -> None:
+        drafting = 0.0
+        wanted = [name for name in controller.wanted_hints(self.batch) if self.scripts[name].hint is not None]
+        for name in wanted:
+            seconds = self.batch * self.scripts[name].hinting
+            controller.hinted(name, [((keys, row), 100 + step) for row in range(self.batch)], seconds)
+            drafting += seconds
+        candidates = []
+        for row in range(self.batch):
+            hints = {name: hint(step) for name in wanted if (hint := self.scripts[name].hint) is not None}
+            candidates.append(Candidate((keys, row), 100 + step, 63, 63, hints=hints))
+        choices = controller.choose(candidates, self.batch)
+        made: dict[str, list[tuple[object, int, int]]] = {}
+        outcomes = []
+        for candidate, choice in zip(candidates, choices, strict=True):
+            depth = self._depth(choice.proposer, choice.length, step)
+            nodes = self.scripts[choice.proposer].nodes or depth if depth else 0
+            if choice.proposer != PLAIN:
+                made.setdefault(choice.proposer, []).append((candidate.key, depth, nodes))
+            outcomes.append(
+                Outcome(candidate.key, depth, nodes, self.accepted(choice.proposer, depth, step, candidate.key))
+            )
+        for name, drafts in made.items():
+            longest = max(choice.length for choice in choices if choice.proposer == name)
+            seconds = len(drafts) * (self.scripts[name].fixed + self.scripts[name].each * longest)
+            controller.drafted(name, drafts, seconds)
+            self.spent[name] = self.spent.get(name, 0.0) + seconds
+            drafting += seconds
+        rows = self.batch + sum(outcome.nodes for outcome in outcomes)
+        seconds = self.step_seconds(rows) * self.noise(step)
+        controller.verified(outcomes, rows, seconds, drafting, is_pure=True)
+        self.clock += seconds + drafting
+        self.tokens += self.batch + sum(outcome.accepted for outcome in outcomes)
+
+    def _depth(self, name: str, length: int, step: int) -> int:
+        return length if name != PLAIN and self.scripts[name].drafts(step) else 0
+
+    def accepted(self, name: str, depth: int, step: int, key: object) -> int:
+        """How many positions are right; the luck of a step is the same whoever drafts how much."""
+        for position in range(depth):
+            luck = random.Random(f"{self.seed}/{step}/{key}/{position}").random()
+            if luck >= self.scripts[name].acceptance(step, position):
+                return position
+        return depth
+
+    def plain(self) -> float:
+        """Tokens a second without drafts."""
+        return self.batch / self.step_seconds(self.batch)
+
+    def oracle(self, steps: range) -> float:
+        """Tokens a second of who knows every acceptance rate and cost, and takes the best of all choices each step."""
+        tokens = seconds = 0.0
+        for step in steps:
+            best = (self.batch / self.step_seconds(self.batch), float(self.batch), self.step_seconds(self.batch))
+            for script in self.scripts.values():
+                if script.drafts(step) and (script.hint is None or script.hint(step)):
+                    best = max(best, *self._options(script, step))
+            tokens += best[1]
+            seconds += best[2]
+        return tokens / seconds
+
+    def _options(self, script: Script, step: int) -> list[tuple[float, float, float]]:
+        found, alive, gain = [], 1.0, 0.0
+        for position in range(script.length):
+            alive *= script.acceptance(step, position)
+            gain += alive
+            if script.nodes and position + 1 < script.length:
+                continue
+            nodes = script.nodes or position + 1
+            took = self.step_seconds(self.batch * (1 + nodes))
+            took += self.batch * (script.fixed + script.each * (position + 1))
+            tokens = self.batch * (1 + gain)
+            found.append((tokens / took, tokens, took))
+        return found

@@ -1,0 +1,197 @@
+"""The controller on scripted machines: never much slower than plain decoding, and near who knows the script."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from specdec.core.control.controller import Controller
+from specdec.core.control.step_cost import StepCost
+from specdec.core.control.types import PLAIN, Candidate, Member, Outcome
+from tests.core.control.simulation import STEP, Machine, Script
+
+Scripts = Mapping[str, Script]
+
+
+def always(rate: float) -> Callable[[int, int], float]:
+    return lambda step, position: rate
+
+
+HOPELESS: dict[str, Scripts] = {
+    "adversarial": {"bad": Script(always(0.0))},
+    "three of them": {name: Script(always(0.0)) for name in ("a", "b", "c")},
+    "that boast": {"bad": Script(always(0.0), hint=lambda step: 1 + step % 7)},
+    "slow to tell that it has nothing": {"mute": Script(always(0.9), hint=lambda step: 0, hinting=0.5 * STEP)},
+    "slow to boast": {"bad": Script(always(0.0), hint=lambda step: 5, hinting=0.5 * STEP)},
+    "slow": {"slow": Script(always(0.9), fixed=20 * STEP)},
+    "rather slow": {"slow": Script(always(0.7), fixed=3 * STEP)},
+    "dear for what they bring": {"dear": Script(always(0.5), each=0.6 * STEP)},
+    "right at first alone": {"lure": Script(lambda step, _: 0.9 if step < 20 else 0.0)},
+    "a wide tree of nothing": {"tree": Script(always(0.0), length=4, nodes=24)},
+    "slow and adversarial": {"slow": Script(always(0.9), fixed=5 * STEP), "bad": Script(always(0.0))},
+    "that draft nothing": {"mute": Script(always(0.9), drafts=lambda step: False)},
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("steps", [128, 1000])
+def test_hopeless_proposers_cost_less_than_two_percent(name: str, batch: int, steps: int) -> None:
+    machine = Machine(dict(HOPELESS[name]), batch=batch)
+    assert machine.run(machine.controller(), steps) >= 0.98 * machine.plain()
+
+
+@pytest.mark.parametrize("period", [1, 3, 10, 50, 200])
+@pytest.mark.parametrize("good", [0.3, 0.95])
+def test_who_alternates_between_right_and_wrong_never_costs_two_percent(period: int, good: float) -> None:
+    machine = Machine({"fickle": Script(lambda step, _: good if step // period % 2 else 0.0)})
+    assert machine.run(machine.controller(), 1000) >= 0.98 * machine.plain()
+
+
+def test_a_noisy_machine_does_not_make_it_slow() -> None:
+    """One step in fifty takes ten times as long, and all vary by a third."""
+
+    def noise(step: int) -> float:
+        own = random.Random(step)
+        return own.uniform(0.9, 1.2) * (10 if own.random() < 0.02 else 1)
+
+    bad = Machine({"bad": Script(always(0.0))}, noise=noise)
+    alone = Machine({}, noise=noise)
+    assert bad.run(bad.controller(), 1000) >= 0.98 * alone.run(alone.controller(), 1000)
+    good = Machine({"good": Script(always(0.8))}, noise=noise)
+    assert (
+        good.run(good.controller(), 1000) >= 0.9 * good.oracle(range(1000)) / alone.plain() * alone.tokens / alone.clock
+    )
+
+
+GOOD: dict[str, Scripts] = {
+    "good": {"good": Script(always(0.8))},
+    "excellent": {"good": Script(always(0.95))},
+    "so-so": {"good": Script(always(0.3))},
+    "good among bad": {
+        "bad": Script(always(0.0)),
+        "good": Script(always(0.8)),
+        "slow": Script(always(0.9), fixed=5 * STEP),
+    },
+    "copies now and then": {
+        "copy": Script(always(0.9), hint=lambda step: 3 * (step % 5 < 2), drafts=lambda step: step % 5 < 2)
+    },
+    "tells how sure it is": {
+        "copy": Script(lambda step, _: 0.9 if step % 5 < 2 else 0.1, hint=lambda step: 3 if step % 5 < 2 else 1)
+    },
+    "a head, and copies": {
+        "head": Script(always(0.75), each=0.1 * STEP, length=6, has_kv=True),
+        "copy": Script(always(0.9), hint=lambda step: 3 * (step % 5 < 2), drafts=lambda step: step % 5 < 2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_proposers_are_used_nearly_as_if_all_were_known(name: str) -> None:
+    machine = Machine(dict(GOOD[name]))
+    controller = machine.controller()
+    machine.run(controller, 200)
+    assert machine.run(controller, 1000, start=200) >= 0.94 * machine.oracle(range(200, 1200))
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        {"copy": Script(lambda step, _: 0.0 if step < 500 else 0.95)},
+        {
+            "a": Script(lambda step, _: 0.9 if step < 500 else 0.1),
+            "b": Script(lambda step, _: 0.2 if step < 500 else 0.9),
+        },
+    ],
+)
+def test_a_change_of_regime_is_noticed(scripts: Scripts) -> None:
+    machine = Machine(dict(scripts))
+    controller = machine.controller()
+    machine.run(controller, 500)
+    assert machine.run(controller, 500, start=500) >= 0.9 * machine.oracle(range(500, 1000))
+
+
+def test_a_new_sequence_begins_with_what_others_showed() -> None:
+    """Of two proposers the good one is chosen from the first step on, and not for one token only."""
+    machine = Machine({"bad": Script(always(0.05)), "good": Script(always(0.9))})
+    controller = machine.controller()
+    machine.run(controller, 200, keys="first")
+    controller.forget(("first", 0))
+    (choice,) = controller.choose([Candidate("second", 10, 15)], 1)
+    assert (choice.proposer, choice.is_probe) == ("good", False)
+    assert choice.length >= 5
+
+
+def test_in_a_batch_drafts_are_shorter_where_rows_are_dear() -> None:
+    """At batch 16 this machine has no row to spare, alone it has some: the same proposer drafts less."""
+    means = []
+    for batch in (1, 16):
+        machine = Machine({"good": Script(always(0.8))}, batch=batch)
+        controller = machine.controller()
+        machine.run(controller, 100)
+        assert machine.run(controller, 100, start=100) >= 0.94 * machine.oracle(range(100, 200))
+        chosen = controller.explain().chosen
+        means.append(sum(k * n for (_, k), n in chosen.items()) / sum(chosen.values()))
+    assert means[1] < 0.5 * means[0]
+
+
+def test_probes_never_lose_more_than_their_share() -> None:
+    machine = Machine({"bad": Script(always(0.0)), "slow": Script(always(0.5), fixed=3 * STEP)})
+    controller = machine.controller()
+    machine.run(controller, 2000)
+    explanation = controller.explain()
+    assert sum(each.num_probes for each in explanation.proposers) > 20
+    assert 0 < explanation.probe_loss_seconds <= 0.01 * machine.clock + 3 * STEP
+
+
+def test_it_explains_itself() -> None:
+    machine = Machine({"good": Script(always(0.5)), "bad": Script(always(0.0))})
+    controller = machine.controller()
+    machine.run(controller, 500)
+    explanation = controller.explain()
+    good, bad = explanation.proposers
+    assert explanation.num_choices == explanation.num_steps == 500
+    assert explanation.num_tokens == machine.tokens
+    assert explanation.seconds == pytest.approx(machine.clock)
+    assert explanation.measured_goodput == pytest.approx(machine.tokens / machine.clock)
+    assert explanation.expected_goodput == pytest.approx(explanation.measured_goodput, rel=0.05)
+    assert explanation.plain_goodput == pytest.approx(machine.plain(), rel=0.01)
+    assert good.conditional_acceptance[0] == pytest.approx(0.5, abs=0.08)
+    assert bad.conditional_acceptance == (0.0,)
+    assert good.num_asked + bad.num_asked + explanation.chosen.get((PLAIN, 0), 0) == 500
+    assert good.draft_seconds == pytest.approx(machine.spent["good"])
+    assert explanation.step_seconds[1] == pytest.approx(STEP, rel=0.02)
+
+
+def test_limits_are_kept() -> None:
+    """No choice is longer than what could be verified, nor, with KV, than there are slots for."""
+    members = [Member("head", 6, 6, has_kv=True), Member("copy", 15, 15), Member("tree", 4, 12, is_tree=True)]
+    controller = Controller(members, StepCost({1: 1.0, 16: 1.0001}))
+    rng = random.Random(0)
+    for _ in range(500):
+        key, length = rng.randrange(3), rng.randrange(1, 9)
+        candidate = Candidate(key, 50, length, min(length, 2), hints={"copy": rng.randrange(3)})
+        (choice,) = controller.choose([candidate], 1)
+        limit = {"head": min(length, 2), "copy": length, "tree": min(length, 4), PLAIN: 0}[choice.proposer]
+        assert 0 < choice.length <= limit or choice.proposer == PLAIN
+        assert choice.proposer != "copy" or candidate.hints["copy"]
+        if choice.proposer != PLAIN:
+            controller.drafted(choice.proposer, [(key, choice.length, choice.length)], 0.0)
+        accepted = rng.randrange(choice.length + 1)
+        controller.verified([Outcome(key, choice.length, choice.length, accepted)], 1 + choice.length, 1.0, 0.0, True)
+
+
+def test_who_needs_to_follow_follows_while_it_is_of_use() -> None:
+    controller = Controller([Member("head", 4, 4, has_kv=True), Member("copy", 8, 8)], StepCost({1: 1.0, 9: 1.5}))
+    followed = 0
+    for step in range(200):
+        hints = {"copy": 3 if step < 100 else 0}
+        (choice,) = controller.choose([Candidate("s", 50 + step, 8, 4, hints=hints)], 1)
+        followed += choice.proposer == "copy" and "head" in choice.followers
+        if choice.proposer != PLAIN:
+            controller.drafted(choice.proposer, [("s", choice.length, choice.length)], 0.001)
+        accepted = choice.length if choice.proposer == "copy" else 0
+        controller.verified([Outcome("s", choice.length, choice.length, accepted)], 1 + choice.length, 1.0, 0.0, True)
+    assert 10 <= followed < 100, "it follows at first, and is let be when it was of no use"

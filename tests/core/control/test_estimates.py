@@ -1,0 +1,159 @@
+"""T(M), draft costs, acceptance and budgets: what the controller's parts believe after what they were told."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.core.control.acceptance import OWN_FADE, PRIOR, Tally, conditional
+from specdec.core.control.beliefs import Beliefs
+from specdec.core.control.budget import Budget
+from specdec.core.control.draft_cost import DraftCost
+from specdec.core.control.plan import make_plan
+from specdec.core.control.step_cost import StepCost, isotonic
+from specdec.core.control.types import Candidate, Member
+
+SECONDS = st.floats(1e-6, 10.0)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=12))
+def test_isotonic_rises_and_keeps_the_mean(values: list[float]) -> None:
+    fitted = isotonic(values)
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(fitted))
+    assert sum(fitted) == pytest.approx(sum(values))
+    if values == sorted(values):
+        assert fitted == pytest.approx(values)
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), SECONDS, min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(1, 200), SECONDS), max_size=60),
+)
+def test_more_rows_never_take_less_whatever_was_observed(
+    points: dict[int, float], observed: list[tuple[int, float]]
+) -> None:
+    cost = StepCost(points)
+    for rows, seconds in observed:
+        cost.observe(rows, seconds)
+    times = [cost.seconds(rows) for rows in range(1, 150)]
+    assert all(0 < a <= b * (1 + 1e-9) for a, b in pairwise(times))
+
+
+def test_a_curve_passes_through_its_points_and_goes_on() -> None:
+    cost = StepCost({1: 4.0, 5: 5.0, 8: 8.0})
+    assert [cost.seconds(rows) for rows in (0, 1, 3, 5, 8, 11)] == [0.0, 4.0, 4.5, 5.0, 8.0, 11.0]
+    assert cost.points() == {1: 4.0, 5: 5.0, 8: 8.0}
+
+
+def test_a_longer_context_is_followed_and_outliers_are_not() -> None:
+    """Steps of 1 and 5 rows, which grow by 30 and 60 %; one in thirty takes a hundred times as long."""
+    cost, rng = StepCost({1: 4.0, 5: 5.0, 8: 8.0}), random.Random(1)
+    for step in range(900):
+        grown = min(1.0, step / 600)
+        rows, truth = (1, 4.0 * (1 + 0.3 * grown)) if step % 2 else (5, 5.0 * (1 + 0.6 * grown))
+        cost.observe(rows, truth * (100.0 if rng.random() < 1 / 30 else 1.0))
+    assert cost.seconds(1) == pytest.approx(5.2, rel=0.08)
+    assert cost.seconds(5) == pytest.approx(8.0, rel=0.08)
+    assert cost.seconds(5) / cost.seconds(1) == pytest.approx(8.0 / 5.2, rel=0.08)
+
+
+@given(st.floats(0, 1.0), st.floats(0, 1.0))
+def test_a_line_of_draft_costs_is_found(base: float, slope: float) -> None:
+    cost = DraftCost()
+    assert cost.seconds(3) == 0.0
+    for step in range(60):
+        cost.observe(1 + step % 6, base + slope * (1 + step % 6))
+    for length in (1, 4, 8):
+        assert cost.seconds(length) == pytest.approx(base + slope * length, abs=0.05 * (base + slope))
+
+
+def test_an_outlier_hardly_moves_a_draft_cost_and_a_change_does() -> None:
+    cost = DraftCost()
+    for _ in range(30):
+        cost.observe(4, 1.0)
+    assert cost.observe(4, 1000.0) == pytest.approx(4.0)
+    assert cost.seconds(4) < 1.5
+    for _ in range(40):
+        cost.observe(4, 10.0)
+    assert cost.seconds(4) == pytest.approx(10.0, rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+def test_acceptance_comes_to_what_is_seen(rate: float) -> None:
+    shared, by_hint, own, rng = Tally(0.98), Tally(0.97), Tally(OWN_FADE), random.Random(2)
+    assert conditional(shared, by_hint, None, 0, PRIOR) == PRIOR
+    seen = []
+    for _ in range(400):
+        accepted = 0
+        while accepted < 4 and rng.random() < rate:
+            accepted += 1
+        for tally in (shared, by_hint, own):
+            tally.verified(4, accepted)
+        seen.append(conditional(shared, by_hint, own, 0, PRIOR))
+    assert sum(seen[200:]) / 200 == pytest.approx(rate, abs=0.06)
+
+
+def test_what_was_not_reached_is_not_judged_and_what_was_not_given_counts() -> None:
+    tally = Tally(1.0)
+    tally.verified(depth=5, accepted=1)
+    assert (tally.tried, tally.kept) == ([1.0, 1.0], [1.0, 0.0])
+    assert tally.share_given(0) == 1.0
+    for _ in range(20):
+        tally.drafted(length=4, depth=2, nodes=2)
+    assert tally.share_given(0) == pytest.approx(1.0)
+    assert tally.share_given(1) == pytest.approx(1.0)
+    assert tally.share_given(2) < 0.1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 5.0)), max_size=200))
+def test_what_is_lost_is_bounded_by_the_grants_and_shares(events: list[tuple[bool, float]]) -> None:
+    """An adversary who picks the losses gets at most one step beyond what the account holds."""
+    budget, lost, elapsed = Budget(["a", "b"], 1.0), 0.0, 0.0
+    for is_use, seconds in events:
+        if is_use and not budget.is_off("a") and seconds <= 2.0:
+            budget.add("a", -seconds, 1.0)
+            lost += seconds
+        elif budget.affords("b", seconds):
+            budget.probed("b", seconds)
+            lost += seconds
+        budget.elapsed(1.0, 1.0)
+        elapsed += 1.0
+    assert lost <= 0.01 * elapsed + 0.4 + 2.0 + 0.1 + 1e-9
+
+
+def plan_rate(members: list[Member], beliefs: Beliefs, cost: StepCost, batch: int) -> float:
+    plan = make_plan([Candidate(i, 9, 15, 15) for i in range(batch)], members, beliefs, cost, batch)
+    assert len(plan.options) == batch
+    return plan.tokens / plan.seconds
+
+
+@given(st.floats(0.0, 0.98), st.floats(0.0, 0.3), st.integers(1, 6), st.integers(2, 8))
+def test_a_plan_never_promises_less_than_plain_decoding(rate: float, slope: float, batch: int, tile: int) -> None:
+    """And alone, not less than any fixed length; on a machine whose T has steps."""
+    cost = StepCost({m: 1 + slope * (m // tile) for m in range(1, 65)})
+    member = Member("a", 15, 15)
+    beliefs, rng = Beliefs([member]), random.Random(3)
+    for i in range(300):
+        accepted = next((j for j in range(15) if rng.random() >= rate), 15)
+        beliefs.verified(i % batch, "a", -1, True, 15, accepted)
+    assert plan_rate([member], beliefs, cost, batch) >= batch / cost.seconds(batch) * (1 - 1e-9)
+    if batch == 1:
+        ladder = beliefs.ladder(Candidate(0, 9, 15, 15), member)
+        assert ladder is not None
+        rates = [(1 + gain) / cost.seconds(2 + j) for j, gain in enumerate(ladder.gains)]
+        assert plan_rate([member], beliefs, cost, 1) * 1.0101 >= max(rates)
+
+
+def test_expectations_are_products_of_conditional_rates() -> None:
+    member = Member("a", 4, 4)
+    beliefs = Beliefs([member])
+    ladder = beliefs.ladder(Candidate("new", 9, 3, 3), member)
+    assert ladder is not None
+    assert ladder.num_steps == 3
+    assert ladder.gains[:3] == pytest.approx([PRIOR, PRIOR + PRIOR**2, PRIOR + PRIOR**2 + PRIOR**3])
+    assert math.isclose(ladder.shares[2], 1.0)
