@@ -11,7 +11,7 @@
 
 namespace specdec {
 
-inline constexpr int SPINS = 3000;  // of about 10 ns
+inline constexpr int SPINS = 300;  // of about 10 ns: more costs a busy machine more than it saves a quiet one
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
