@@ -26,7 +26,7 @@ TIE_FACTOR = 4.0
 """A gap of up to this many times the drift is a tie. Two roundings that differ by d can swap tokens 2 d apart; they are
 not the very roundings of the run, hence twice that."""
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.int8: 0.3}
 """By dtype, how far rounding may move a vector, relative to its length; a wrong token moves it by about 1."""
 
 

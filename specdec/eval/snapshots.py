@@ -88,8 +88,7 @@ def poison(engine: Engine) -> None:
     """Fill every cache with NaN, so that what was never computed shows."""
     caches = [cache for proposer in engine.runner.proposers.values() for cache in proposer.kv_caches]
     for kv in (engine.runner.kv, *caches):
-        for tensor in (*kv.keys, *kv.values):
-            tensor.fill_(math.nan)
+        kv.poison()
 
 
 def recompute(engine: Engine, token_ids: Many[int]) -> Snapshot | str:

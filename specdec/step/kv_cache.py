@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.kernels import Kernels
+from specdec.kernels.reference import from_entries
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class KVCache:
         kernels.move_kv((*self.keys, *self.values), slots_from, slots_to)
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at `slots` (int64 [n]) of a layer: [n, num_kv_heads, head_dim] each. For tests and checks."""
+        """Keys and values at `slots` (int64 [n]) of a layer: [n, num_kv_heads, head_dim] each, of an int8 cache as
+        float32. For tests and checks."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
-        return self.keys[layer][blocks, offsets], self.values[layer][blocks, offsets]
+        dtype = torch.float32 if self.layout.dtype == torch.int8 else self.layout.dtype
+        keys, values = self.keys[layer][blocks, offsets], self.values[layer][blocks, offsets]
+        return from_entries(keys, dtype), from_entries(values, dtype)
+
+    def poison(self) -> None:
+        """Fill the cache with what is not a number: for tests and checks."""
+        for cache in (*self.keys, *self.values):
+            # In int8 the bytes of an entry's scale are then those of a NaN.
+            cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))

@@ -258,8 +258,10 @@ def test_options_have_a_help_text_and_a_value_in_the_options_object() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_default_model_is_verified() -> None:
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_the_default_model_is_verified(cache: str) -> None:
     args = ["verify", "--max-tokens=12", "--json", "Repeat three times: one two three four five six seven."]
+    args += ["--kv-cache-dtype", cache]
     code, out, errors = fake.run(args, None)
     assert code == 0, (out, errors)
     greedy, kv, _ = json.loads(out)["checks"]

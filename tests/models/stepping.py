@@ -39,9 +39,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self.kv = KVCache(self.decoder.kv_layout(), self.num_blocks, BLOCK_SIZE, torch.device("cpu"))
-        for cache in (*self.kv.keys, *self.kv.values):
-            # The bytes of an int8 entry's scale are then those of a NaN too.
-            cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
+        self.kv.poison()
         self.free = list(range(self.num_blocks))
         random.Random(0).shuffle(self.free)
 

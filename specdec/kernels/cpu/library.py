@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from specdec.kernels.cpu.build import NoCompiler
+
 MAX_OPERANDS, MAX_SIZES, MAX_NUMBERS, MAX_INPUTS = 8, 12, 4, 64
 
 FIXED, ARENA, INPUT = 1, 2, 3
@@ -63,7 +65,10 @@ class Library:
     """The kernels of one shared library with threads of their own; not to be called from two threads at once."""
 
     def __init__(self, path: Path, num_threads: int) -> None:
-        self._c = ctypes.CDLL(str(path))
+        try:
+            self._c = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NoCompiler(f"the compiled kernels cannot be loaded: {error}") from None
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(self._c, name)
             function.argtypes, function.restype = arguments, result

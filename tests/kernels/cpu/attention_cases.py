@@ -58,6 +58,11 @@ class Shape:
     soft_cap: float | None = None
     first_entry: int = 0
 
+    @property
+    def scale(self) -> float:
+        """As models have it: scores of order one, whose rounding shows little in the weights."""
+        return float(self.size**-0.5)
+
 
 @dataclass
 class Attention:
@@ -69,7 +74,6 @@ class Attention:
     keys: torch.Tensor
     values: torch.Tensor
     tables: torch.Tensor
-    scale: float = 0.3
     spoiled: list[bool] = field(default_factory=list)
 
     def arguments(self) -> dict[str, Any]:
@@ -82,7 +86,7 @@ class Attention:
             "block_tables": self.tables,
             "positions": torch.tensor([p for row in self.rows for p in row.positions]),
             "ancestor_masks": torch.tensor(masks) if any(row.parents for row in self.rows) else None,
-            "scale": self.scale,
+            "scale": self.shape.scale,
             "sliding_window": self.shape.window,
             "soft_cap": self.shape.soft_cap,
             "first_entry": self.shape.first_entry,
@@ -96,16 +100,18 @@ class Attention:
         """The result [H, D] of a row's `query`-th token, the `at`-th of all, in float64, and its size without signs."""
         shape = self.shape
         slots = self.slots(row, self.rows[row].seen_by(query, shape.window, shape.first_entry))
-        entries = (cache.flatten(0, 1)[slots] for cache in (self.keys, self.values))
-        wide = (reference.from_entries(each, torch.float32).double() for each in entries)
-        keys, values = (each.repeat_interleave(shape.repeats, 1) for each in wide)
-        own = self.query[at]
+        keys, values = (
+            reference.from_entries(cache.flatten(0, 1)[slots], torch.float32).double()
+            for cache in (self.keys, self.values)
+        )
+        own = self.query[at].unflatten(0, (shape.groups, shape.repeats))
         own = (own.bfloat16() if shape.dtype == torch.bfloat16 else own).double()
-        scores = (keys * own).sum(-1) * self.scale  # [n, H]
+        scores = torch.einsum("ngd,grd->ngr", keys, own) * shape.scale
         if shape.soft_cap is not None:
             scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
-        weights = torch.softmax(scores, dim=0)[..., None]
-        return (weights * values).sum(0), (weights * values.abs()).sum(0)
+        weights = torch.softmax(scores, dim=0)
+        exact, size = (torch.einsum("ngr,ngd->grd", weights, states).flatten(0, 1) for states in (values, values.abs()))
+        return exact, size
 
 
 def attention(shape: Shape, rows: list[Row], seed: int, *, spoil: bool = False, share: bool = False) -> Attention:

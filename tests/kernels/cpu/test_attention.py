@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Row]]:
 
 
 @pytest.mark.parametrize("level", runnable_levels())
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(cases(), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 2**32))
 def test_attention_is_what_the_contract_says(
     native: NativeKernels,

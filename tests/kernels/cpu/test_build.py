@@ -55,6 +55,15 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         build_library(tmp_path / "file" / "below")
 
 
+def test_a_library_that_cannot_be_loaded_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(build, "build_library", lambda folder: broken)
+    told: list[str] = []
+    assert choose_backend("cpu", folder=tmp_path, notify=told.append) is reference
+    assert "cannot be loaded" in told[0]
+
+
 def test_the_reference_and_wide_numbers_need_no_compiler(tmp_path: Path) -> None:
     assert choose_backend("cpu", folder=tmp_path, name="reference") is reference
     assert choose_backend("cpu", folder=tmp_path, dtype="float64") is reference

@@ -39,7 +39,7 @@ class Barrier {
         const u32 round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
+            round_.store(round + 1, std::memory_order_seq_cst);
             round_.notify_all();
         } else {
             await_change(round_, round);
@@ -88,7 +88,7 @@ class Pool {
 
     void announce() {
         if (size_ == 1) return;
-        jobs_.fetch_add(1, std::memory_order_release);
+        jobs_.fetch_add(1, std::memory_order_seq_cst);
         jobs_.notify_all();
     }
 
