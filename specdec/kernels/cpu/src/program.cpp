@@ -98,7 +98,7 @@ class Execution {
         return reinterpret_cast<T*>(step_.arena + o.at * step_.tokens + o.offset);
     }
 
-    // Everything that allocates, before the threads start.
+    // What the threads share is allocated before they start; what is each thread's own, when it first needs it.
     void prepare() {
         if (context_.num_counters < count_) {
             context_.counters = std::make_unique<std::atomic<i64>[]>(static_cast<size_t>(count_));
