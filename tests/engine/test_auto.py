@@ -97,7 +97,8 @@ def model(salt: int = 0) -> ScriptedModel:
 def auto_engine(
     target: ScriptedModel, proposers: dict[str, Proposer], k: int = 8, clock: Clock | None = None
 ) -> Engine:
-    """An engine whose `auto` chooses among these instances."""
+    """An engine whose `auto` chooses among these instances. Without a clock to go by its rows are free, so that whether
+    drafting pays is no matter of how fast the machine just is."""
     entries = [SpeculativeConfig("auto", k, {"proposers": list(proposers)})]
     entries += [SpeculativeConfig(name, k) for name in proposers]
     config = EngineConfig(
@@ -105,8 +106,12 @@ def auto_engine(
         speculative=tuple(entries),
     )  # fmt: skip
     facts = TargetFacts(target.vocab_size, target.max_model_len)
-    timed = {} if clock is None else {"clock": clock}
-    return assemble(config, target, facts, proposers=proposers, **timed)
+    if clock is not None:
+        return assemble(config, target, facts, proposers=proposers, clock=clock)
+    engine = assemble(config, target, facts, proposers=proposers)
+    assert engine.speculation.controller is not None
+    engine.speculation.controller.cost = StepCost({1: 1.0, 64: 1.0})
+    return engine
 
 
 class Coin(Controller):
@@ -309,11 +314,7 @@ class Share:
 def halves_engine() -> Engine:
     """Target (.7, .3), draft (.5, .5)."""
     law = torch.tensor([0.7, 0.3], dtype=torch.float64).log().tolist()
-    engine = auto_engine(ScriptedModel(lambda prefix: law, 2), {"halves": Halves()}, k=1)
-    controller = engine.speculation.controller
-    assert controller is not None
-    controller.cost = StepCost({1: 1.0, 64: 1.0})  # rows are free, so that drafting pays
-    return engine
+    return auto_engine(ScriptedModel(lambda prefix: law, 2), {"halves": Halves()}, k=1)
 
 
 def test_the_golden_negative_case() -> None:
