@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -17,7 +18,7 @@ import torch
 from specdec.core.control.types import PLAIN, Choice
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
-from specdec.kernels import Kernels
+from specdec.kernels import Kernels, one_torch_thread
 from specdec.proposers.base import NOTHING, ProposalInput, Proposer, TargetStates, Wants
 from specdec.proposers.checking import ContractError, checked_drafts, untouched
 from specdec.proposers.outside import one_line
@@ -84,6 +85,14 @@ class Runner:
 
         If the step fails as a whole, every row is tried alone, so that only the one at fault ends with the error.
         """
+        with self._threads():
+            return self._execute(schedule, record)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """torch's threads stay out of the way of kernels that have threads of their own."""
+        return one_torch_thread() if self.kernels.own_threads else nullcontext()
+
+    def _execute(self, schedule: Schedule, record: StepRecord) -> list[Verdict]:
         for kv in (self.kv, *(cache for proposer in self.proposers.values() for cache in proposer.kv_caches)):
             kv.copy_blocks(schedule.block_copies)
         # A proposer with KV that failed, or was not asked, must see what it missed.
@@ -106,7 +115,8 @@ class Runner:
             batch = Batch.build(Schedule(rows), self.kv.block_size, self.device)
         with record.time("forward"):
             hidden, aux = self._forward(batch)
-            logits = self.model.compute_logits(hidden[batch.logits_indices])
+            needed = hidden if len(batch.logits_indices) == len(hidden) else hidden[batch.logits_indices]
+            logits = self.model.compute_logits(needed)
         with record.time("sample"):
             judged = iter(self._verify(logits, batch))
             verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
@@ -132,7 +142,7 @@ class Runner:
         rows = sampling_rows(batch)
         if not rows:
             return []
-        verdicts = verify(process_logits(logits, rows), rows, self.verifier, self.kernels)
+        verdicts = verify(process_logits(logits, rows, self.kernels), rows, self.verifier, self.kernels)
         starts = [start for start, row in zip(batch.logits_start, batch.rows, strict=False) if row.num_logits]
         for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
             wanted = row.params.logprobs
@@ -204,7 +214,7 @@ class Runner:
                 if name in (choice.proposer, *choice.followers) and name != PLAIN
             }
             if asked:
-                with record.time_proposer(record.drafts, name):
+                with record.time_proposer(record.drafts, name), self._threads():
                     answers[name] = self._ask(name, asked)
         return [self._answer(sequence, choice, answers) for sequence, choice in zip(sequences, choices, strict=True)]
 

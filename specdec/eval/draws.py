@@ -20,6 +20,7 @@ from specdec.eval.driving import Job, Watch, drive, errors
 from specdec.eval.places import place
 from specdec.eval.reader import BuildEngine, Reader, Text
 from specdec.eval.witness import Key, Verification, witnessed
+from specdec.kernels import reference
 from specdec.sampling.emission import law
 from specdec.sampling.process import SamplingRow, process_logits
 from specdec.types import SamplingParams
@@ -124,7 +125,7 @@ class Laws:
 
     def _fill(self, text: Text, logits: torch.Tensor) -> None:
         row = SamplingRow(self.params, 0, 0, text, len(text))
-        own = law(process_logits(logits[None], [row])[0])
+        own = law(process_logits(logits[None], [row], reference)[0])
         for see in self.shown.get(text, ()):
             see(own)
         for look in self.looks.get(text, ()):

@@ -16,6 +16,7 @@ import torch
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.engine import Engine
+from specdec.kernels import reference
 from specdec.sampling.process import SamplingRow, process_logits
 from specdec.sampling.rng import NoiseKey, Stream, gumbel
 from specdec.step.batch import Batch
@@ -113,7 +114,7 @@ def _scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
     """What the next token is the argmax of, float64 [V]."""
     params, seed = context.params, context.params.seed or 0
     row = SamplingRow(params, seed, 0, context.token_ids, context.num_prompt_tokens)
-    scores = process_logits(logits[None], [row])[0].double()
+    scores = process_logits(logits[None], [row], reference)[0].double()
     if params.is_greedy:
         return scores
     key = NoiseKey(seed, 0, len(context.token_ids))

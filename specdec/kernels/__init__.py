@@ -5,7 +5,7 @@ from pathlib import Path
 
 from specdec.kernels import reference
 from specdec.kernels.base import INPUTS, Kernels, Program, StepInputs
-from specdec.kernels.threads import physical_cores
+from specdec.kernels.threads import one_torch_thread, physical_cores
 from specdec.kernels.weights import PackedWeight, QuantizedWeight, Weight
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "StepInputs",
     "Weight",
     "choose_backend",
+    "one_torch_thread",
     "physical_cores",
 ]
 

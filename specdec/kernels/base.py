@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from specdec.kernels.noise import NoiseKeys
 from specdec.kernels.weights import QuantizedWeight, Weight
 
 StepInputs = tuple[torch.Tensor | None, ...]
@@ -33,6 +34,11 @@ Program = Callable[[StepInputs], list[torch.Tensor]]
 
 class Kernels(Protocol):
     """What a model and a sampler may ask of the device."""
+
+    @property
+    def own_threads(self) -> bool:
+        """Whether it computes on threads of its own, so that torch's would only be in the way."""
+        ...
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of a model's hidden states whose weights were loaded in `dtype`."""
@@ -130,6 +136,31 @@ class Kernels(Protocol):
         """Read all of a contiguous tensor, with the threads that everything else has: to see how fast memory is."""
         ...
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """The first index of each row's maximum, [L, V] -> int64 [L]; a NaN counts as the maximum."""
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first index of the maximum of each row of logits [L, V], int64 [L], and the maximum, [L]; a NaN counts as
+        the maximum."""
+        ...
+
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logarithm of the sum of e^x of each row of logits [L, V], in float64, [L]; NaN where a row has one."""
+        ...
+
+    def filter_logits(
+        self,
+        logits: torch.Tensor,
+        divisors: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+    ) -> torch.Tensor:
+        """A copy of logits [L, V] with each row divided by its divisor and with -inf where its filters, as defined in
+        `specdec.kernels.filters`, exclude a token."""
+        ...
+
+    def gumbel_argmax(
+        self, logits: torch.Tensor, rows: Sequence[int], keys: NoiseKeys
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each of n keys one sample of softmax of its row of logits [L, V]: the argmax of the row plus the key's
+        Gumbel noise (`specdec.kernels.noise`), int64 [n], and the sum there, float64 [n]. A sum that is not finite
+        tells that the row has a NaN, an infinite logit or no possible token; its token then means nothing."""
         ...

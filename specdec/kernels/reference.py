@@ -10,8 +10,13 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from specdec.kernels import noise
 from specdec.kernels.base import Program, StepInputs
+from specdec.kernels.filters import filter_rows
+from specdec.kernels.noise import NoiseKeys
 from specdec.kernels.weights import GROUP, PackedWeight, QuantizedWeight, Weight
+
+own_threads = False
 
 QUERY_CHUNK = 256
 """Queries of one row that attend at once: bounds the memory of their scores."""
@@ -221,8 +226,33 @@ def read(memory: torch.Tensor) -> None:
     memory.amax()
 
 
-def argmax(logits: torch.Tensor) -> torch.Tensor:
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = _argmax(logits)
+    return tokens, logits.gather(-1, tokens[:, None])[:, 0]
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         # numpy's argmax is vectorised (0.9 ms against torch's 3.3 ms for 160 x 49,152) and has the same NaN rule.
         return torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
+
+
+def logsumexp(logits: torch.Tensor) -> torch.Tensor:
+    return logits.double().logsumexp(dim=-1)
+
+
+def filter_logits(
+    logits: torch.Tensor,
+    divisors: Sequence[float],
+    top_k: Sequence[int],
+    top_p: Sequence[float],
+    min_p: Sequence[float],
+) -> torch.Tensor:
+    out = logits / torch.tensor(divisors, dtype=logits.dtype, device=logits.device)[:, None]
+    filter_rows(out, top_k, top_p, min_p)
+    return out
+
+
+def gumbel_argmax(logits: torch.Tensor, rows: Sequence[int], keys: NoiseKeys) -> tuple[torch.Tensor, torch.Tensor]:
+    return noise.gumbel_argmax(logits[list(rows)], keys)

@@ -1,9 +1,25 @@
-"""How many threads a CPU backend takes."""
+"""How many threads a CPU backend takes, and who else may not."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """torch computes on the calling thread alone in a `with` block. Its threads spin for milliseconds after each of its
+    ops, on the very cores that a backend's own threads need next."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def physical_cores() -> int:

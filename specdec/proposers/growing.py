@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from specdec.core.sequence import Sequence
 from specdec.kernels import Kernels
 from specdec.proposers.shapes import TreeChoice, TreeShape
 from specdec.sampling.emission import law
-from specdec.sampling.process import SamplingRow, asks_nothing, process_logits, reads_tokens
+from specdec.sampling.process import SamplingRow, asks_nothing, process_logits, reads_tokens, sampling_row
 from specdec.sampling.rng import NoiseKey, Stream, gumbel_top
 from specdec.types import MAX_DRAFT_NODES, Draft
 
@@ -267,7 +267,7 @@ class Grower:
                 self._add(nodes, self._likeliest(logits, ranks, self.vocabulary.token_ids))
                 return
             logits = self.vocabulary.over_target(logits)
-        processed = process_logits(logits, rows)
+        processed = process_logits(logits, rows, self.kernels)
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
         children = self._likeliest(processed, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
         if drawn:
@@ -291,7 +291,7 @@ class Grower:
         """The tokens of the wanted ranks after each row of logits [n, vocab]; `token_ids` [vocab] names them."""
         width = min(max(max(own) for own in ranks) + 1, processed.shape[-1])
         if width == 1:
-            tokens = self.kernels.argmax(processed)[:, None]
+            tokens = self.kernels.largest(processed)[0][:, None]
             best = processed.gather(-1, tokens)
         else:
             best, tokens = processed.topk(width, dim=-1)
@@ -311,7 +311,7 @@ class Grower:
         same position with the same noise, and needs no law."""
         keys = [_noise_key(growth, node, by_depth=not self.is_coupled) for growth, node in nodes]
         stream = Stream.RESAMPLE if self.is_coupled else Stream.DRAFT
-        tokens, scores = gumbel_top(processed, keys, stream, max(counts))
+        tokens, scores = gumbel_top(processed, keys, stream, max(counts), self.kernels)
         laws = None if self.is_coupled else law(processed)
         logs = processed.log_softmax(dim=-1) if self.shape.needs_scores else None
         for i, (chosen, noisy, count) in enumerate(zip(tokens.tolist(), scores.tolist(), counts, strict=True)):
@@ -338,20 +338,10 @@ class Grower:
 
 def _sampling_row(growth: Growth, node: int) -> SamplingRow:
     """The next drafted token as if it were the next one after committed tokens: the same law."""
-    sequence = growth.sequence
-    request = sequence.request
-    row = SamplingRow(
-        params=request.params,
-        seed=request.seed,
-        sample=sequence.index,
-        token_ids=sequence.token_ids,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        min_tokens_ban=request.min_tokens_ban,
-        bad_word_ids=request.bad_word_ids,
-    )
+    row = sampling_row(growth.sequence)
     if node == ROOT or not reads_tokens(row):
         return row
-    return replace(row, token_ids=[*sequence.token_ids, *growth.path(node)])
+    return row._replace(token_ids=[*row.token_ids, *growth.path(node)])
 
 
 def _noise_key(growth: Growth, node: int, *, by_depth: bool) -> NoiseKey:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specdec.kernels import Kernels
 from specdec.sampling.emission import emit, law
 from specdec.sampling.process import SamplingRow, Span
 from specdec.sampling.rejection import rejection
@@ -22,15 +23,16 @@ from specdec.sampling.rng import Stream, uniform
 from specdec.types import Verdict
 
 
-def block(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
+def block(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
     """Keep the longest prefix of each draft that its coin accepts, whatever the coins of shorter ones say."""
     drawn = [span for span in spans if span.row.draft.draft_probs is not None and len(span.row.draft)]
     others = [span for span in spans if span.row.draft.draft_probs is None or not len(span.row.draft)]
-    verdicts = {span.start: verdict for span, verdict in zip(others, rejection(logits, others), strict=True)}
+    verdicts = {span.start: verdict for span, verdict in zip(others, rejection(logits, others, kernels), strict=True)}
     if drawn:
         judged = [_judge(logits[span.start : span.stop], span.row) for span in drawn]
         paths, weights = [range(count) for count, _ in judged], torch.stack([weight for _, weight in judged])
-        verdicts |= {span.start: v for span, v in zip(drawn, emit(logits, drawn, paths, weights), strict=True)}
+        emitted = emit(logits, drawn, paths, weights, kernels)
+        verdicts |= {span.start: verdict for span, verdict in zip(drawn, emitted, strict=True)}
     return [verdicts[span.start] for span in spans]
 
 

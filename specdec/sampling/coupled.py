@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdec.kernels.base import Kernels
+from specdec.kernels import Kernels
 from specdec.sampling.emission import fault, noise_key
 from specdec.sampling.process import Span
 from specdec.sampling.rng import Stream, gumbel_argmax
 from specdec.types import Draft, Verdict
 
 
-def coupled(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
+def coupled(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
     """Gumbel-max coupling (2408.07978): commit what plain sampling would choose, go on while it equals the draft.
 
     Rows are sampled one depth at a time, all sequences together, so that noise is made only for rows that are reached.
@@ -27,7 +27,7 @@ def coupled(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
     live = walks
     while live:
         keys = [noise_key(walk.span.row, walk.depth) for walk in live]
-        tokens, scores = gumbel_argmax(logits[[walk.at for walk in live]], keys, Stream.RESAMPLE)
+        tokens, scores = gumbel_argmax(logits, keys, Stream.RESAMPLE, kernels, [walk.at for walk in live])
         steps = zip(live, tokens.tolist(), scores.tolist(), strict=True)
         live = [walk for walk, token, score in steps if walk.commit(token, score)]
     return [walk.verdict() for walk in walks]
@@ -37,9 +37,7 @@ def greedy(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> lis
     """Commit the argmax, go on while it equals the draft."""
     if not spans:
         return []
-    choices = kernels.argmax(logits)
-    largest = logits.gather(-1, choices[:, None])[:, 0].tolist()
-    tokens = choices.tolist()
+    tokens, largest = (each.tolist() for each in kernels.largest(logits))
     walks = [_Walk(span) for span in spans]
     for walk in walks:
         while walk.commit(tokens[walk.at], largest[walk.at]):

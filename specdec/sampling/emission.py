@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specdec.kernels import Kernels
 from specdec.sampling.process import SamplingRow, Span
 from specdec.sampling.rng import NoiseKey, Stream, gumbel_argmax
 from specdec.types import Verdict
@@ -52,21 +53,25 @@ def end_row(span: Span, path: Sequence[int]) -> int:
 
 
 def emit(
-    logits: torch.Tensor, spans: Sequence[Span], paths: Sequence[Sequence[int]], weights: torch.Tensor
+    logits: torch.Tensor,
+    spans: Sequence[Span],
+    paths: Sequence[Sequence[int]],
+    weights: torch.Tensor,
+    kernels: Kernels,
 ) -> list[Verdict]:
-    """The accepted paths, and behind each a token drawn from its log weights, float64 [len(spans), V].
+    """The accepted paths, and behind each a token drawn from its log weights [len(spans), V].
 
     Where the row behind a path has no usable law, the path stands and an error takes the token's place.
     """
-    largest = logits[[end_row(span, path) for span, path in zip(spans, paths, strict=True)]].amax(dim=-1).tolist()
     keys = [noise_key(span.row, len(path)) for span, path in zip(spans, paths, strict=True)]
-    tokens, _ = gumbel_argmax(weights, keys, Stream.RESAMPLE)
+    tokens, scores = gumbel_argmax(weights, keys, Stream.RESAMPLE, kernels)
     verdicts = []
-    for span, path, token, top in zip(spans, paths, tokens.tolist(), largest, strict=True):
+    for span, path, token, score in zip(spans, paths, tokens.tolist(), scores.tolist(), strict=True):
         kept = tuple(span.row.draft.token_ids[node] for node in path)
-        if math.isfinite(top):
+        if math.isfinite(score):
             verdicts.append(Verdict((*kept, token), tuple(path)))
         else:
+            top = logits[end_row(span, path)].amax().item()
             verdicts.append(Verdict(kept, tuple(path), error=fault(top, span.row.num_tokens + len(path))))
     return verdicts
 

@@ -8,19 +8,18 @@ with it. It refuses to know how tokens are chosen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from specdec.sampling.filters import filter_rows
+from specdec.core.sequence import Sequence as Sample
+from specdec.kernels import Kernels
 from specdec.sampling.penalties import penalise, penalised
 from specdec.step.batch import Batch
 from specdec.types import EMPTY_DRAFT, Draft, SamplingParams
 
 
-@dataclass(frozen=True)
-class SamplingRow:
+class SamplingRow(NamedTuple):
     """One sequence whose logits are taken in a step: 1 + len(draft) rows of logits, the draft's root first."""
 
     params: SamplingParams
@@ -69,20 +68,22 @@ class Span(NamedTuple):
 
 def sampling_rows(batch: Batch) -> list[SamplingRow]:
     """The rows of a batch that take logits, in order."""
-    return [
-        SamplingRow(
-            params=scheduled.sequence.request.params,
-            seed=scheduled.sequence.request.seed,
-            sample=scheduled.sequence.index,
-            token_ids=scheduled.sequence.token_ids,
-            num_prompt_tokens=scheduled.sequence.num_prompt_tokens,
-            draft=scheduled.draft,
-            min_tokens_ban=scheduled.sequence.request.min_tokens_ban,
-            bad_word_ids=scheduled.sequence.request.bad_word_ids,
-        )
-        for scheduled in batch.rows
-        if scheduled.num_logits
-    ]
+    return [sampling_row(row.sequence, row.draft) for row in batch.rows if row.num_logits]
+
+
+def sampling_row(sequence: Sample, draft: Draft = EMPTY_DRAFT) -> SamplingRow:
+    """A sequence as it stands, with a draft to verify."""
+    request = sequence.request
+    return SamplingRow(
+        params=request.params,
+        seed=request.seed,
+        sample=sequence.index,
+        token_ids=sequence.token_ids,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        draft=draft,
+        min_tokens_ban=request.min_tokens_ban,
+        bad_word_ids=request.bad_word_ids,
+    )
 
 
 def lay_out(rows: Sequence[SamplingRow]) -> list[Span]:
@@ -94,25 +95,22 @@ def lay_out(rows: Sequence[SamplingRow]) -> list[Span]:
     return spans
 
 
-def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow], kernels: Kernels) -> torch.Tensor:
     """Apply every sampling parameter to logits [L, V]; the input is never changed, and is answered itself if none asks.
 
     In order: logit bias, allowed ids, bad words, min tokens, penalties, temperature, then top-k, top-p and min-p.
     Greedy rows skip what cannot move an argmax: temperature and the filters. Token ids beyond V are ignored.
     """
+    if all(asks_nothing(row) for row in rows):
+        return logits
     spans = lay_out(rows)
     assert not spans or spans[-1].stop == logits.shape[0], "one row of logits per committed end and draft token"
     adjusted = [span for span in spans if _is_adjusted(span.row)]
     out = logits.clone() if adjusted else logits
     for span in adjusted:
         _adjust(out[span.start : span.stop], span.row)
-    sampled = [span for span in spans if not span.row.params.is_greedy]
-    if any(span.row.params.temperature != 1.0 for span in sampled):
-        divisors = _temperatures(spans, out)
-        out = out / divisors if out is logits else out.div_(divisors)
-    if any(_is_filtered(span.row.params) for span in sampled):
-        out = out.clone() if out is logits else out
-        _filter(out, spans)
+    if any(_is_filtered(row.params) for row in rows):
+        return _filter(out, spans, kernels)
     return out
 
 
@@ -133,7 +131,9 @@ def _is_adjusted(row: SamplingRow) -> bool:
 
 
 def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    """Whether temperature or filters change the law."""
+    as_it_is = params.temperature == 1.0 and params.top_k <= 0 and params.top_p >= 1.0 and params.min_p <= 0.0
+    return not (params.is_greedy or as_it_is)
 
 
 def _adjust(block: torch.Tensor, row: SamplingRow) -> None:
@@ -182,24 +182,17 @@ def _ends_with(token_ids: tuple[int, ...], ending: tuple[int, ...]) -> bool:
     return len(token_ids) >= len(ending) and token_ids[len(token_ids) - len(ending) :] == ending
 
 
-def _temperatures(spans: Sequence[Span], logits: torch.Tensor) -> torch.Tensor:
-    """What each row of logits is divided by, [L, 1]; 1 for greedy rows. Kept finite, so that -inf stays -inf."""
-    largest = torch.finfo(logits.dtype).max
+def _filter(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> torch.Tensor:
+    """Temperature, top-k, top-p and min-p; switched off for greedy rows."""
+    largest = torch.finfo(logits.dtype).max  # a divisor is kept finite, so that -inf stays -inf
     divisors: list[float] = []
-    for row, _ in spans:
-        divisor = 1.0 if row.params.is_greedy else min(row.params.temperature, largest)
-        divisors.extend([divisor] * row.num_logits)
-    return torch.tensor(divisors, dtype=logits.dtype, device=logits.device)[:, None]
-
-
-def _filter(logits: torch.Tensor, spans: Sequence[Span]) -> None:
-    """Top-k, top-p and min-p, in place; switched off for greedy rows."""
     top_k: list[int] = []
     top_p: list[float] = []
     min_p: list[float] = []
     for row, _ in spans:
         params, count = row.params, row.num_logits
-        top_k.extend([0 if params.is_greedy else params.top_k] * count)
-        top_p.extend([1.0 if params.is_greedy else params.top_p] * count)
-        min_p.extend([0.0 if params.is_greedy else params.min_p] * count)
-    filter_rows(logits, top_k, top_p, min_p)
+        divisors += [1.0 if params.is_greedy else min(params.temperature, largest)] * count
+        top_k += [0 if params.is_greedy else params.top_k] * count
+        top_p += [1.0 if params.is_greedy else params.top_p] * count
+        min_p += [0.0 if params.is_greedy else params.min_p] * count
+    return kernels.filter_logits(logits, divisors, top_k, top_p, min_p)

@@ -10,29 +10,35 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.sampling.emission import CHUNK_ROWS, acceptance, emit, law, node_rows, residual
+from specdec.kernels import Kernels
+from specdec.sampling.emission import acceptance, emit, law, node_rows, residual
 from specdec.sampling.process import SamplingRow, Span
 from specdec.sampling.rng import Stream, uniform
 from specdec.types import Verdict
 
 
-def rejection(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
+def rejection(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
     """Keep draft tokens up to the first that a coin of its acceptance probability rejects."""
     if not spans:
         return []
     accepted = [
-        _num_accepted(span.row, kept) for span, kept in zip(spans, acceptance_probs(logits, spans), strict=True)
+        _num_accepted(span.row, kept)
+        for span, kept in zip(spans, acceptance_probs(logits, spans, kernels), strict=True)
     ]
-    return emit(logits, spans, [range(count) for count in accepted], emission_logits(logits, spans, accepted))
+    weights = emission_logits(logits, spans, accepted)
+    return emit(logits, spans, [range(count) for count in accepted], weights, kernels)
 
 
-def acceptance_probs(logits: torch.Tensor, spans: Sequence[Span]) -> list[list[float]]:
+def acceptance_probs(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[list[float]]:
     """For each sequence and draft token the probability that rejection sampling keeps it, given those before."""
     at = [row for span in spans for row in node_rows(span)]
+    if not at:
+        return [[] for _ in spans]
+    first, stop = min(at), max(at) + 1  # what lies between belongs to few others, and is cheaper than a copy
+    rows = torch.tensor(at, device=logits.device) - first
     token_ids = torch.tensor([t for span in spans for t in span.row.draft.token_ids], device=logits.device)
-    target_prob = torch.empty(len(at), dtype=torch.float64, device=logits.device)
-    for chunk in (slice(i, i + CHUNK_ROWS) for i in range(0, len(at), CHUNK_ROWS)):
-        target_prob[chunk] = law(logits[at[chunk]]).gather(-1, token_ids[chunk, None])[:, 0]
+    judging = logits[first:stop]
+    target_prob = (judging[rows, token_ids].double() - kernels.logsumexp(judging)[rows]).exp()
     kept = acceptance(target_prob, _draft_prob(spans, token_ids)).tolist()
     ends = iter(kept)
     return [[next(ends) for _ in span.row.draft.token_ids] for span in spans]
@@ -52,12 +58,13 @@ def _draft_prob(spans: Sequence[Span], token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def emission_logits(logits: torch.Tensor, spans: Sequence[Span], accepted: Sequence[int]) -> torch.Tensor:
-    """Log weights, float64 [len(spans), V], of the token each sequence adds after `accepted[i]` draft tokens.
+    """Log weights [len(spans), V] of the token each sequence adds after `accepted[i]` draft tokens: in the dtype of the
+    logits, or float64 where a draft was drawn.
 
     After the whole draft it is the bonus: the target's law there. Else it is drawn from the residual; for a
     deterministic draft that is the target's law without the rejected token.
     """
-    weights = logits[[span.start + count for span, count in zip(spans, accepted, strict=True)]].double()
+    weights = logits[[span.start + count for span, count in zip(spans, accepted, strict=True)]]
     drawn = []
     for i, (span, count) in enumerate(zip(spans, accepted, strict=True)):
         if count == len(span.row.draft):
@@ -67,6 +74,7 @@ def emission_logits(logits: torch.Tensor, spans: Sequence[Span], accepted: Seque
         else:
             drawn.append(i)
     if drawn:
+        weights = weights.double()
         draft_probs = torch.stack([spans[i].row.draft.draft_probs[accepted[i]] for i in drawn])
         weights[drawn] = residual(law(weights[drawn]), draft_probs.double()).log()
     return weights

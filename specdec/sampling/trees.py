@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from specdec.kernels import Kernels
 from specdec.sampling.emission import acceptance, emit, end_row, law, residual
 from specdec.sampling.process import Span
 from specdec.sampling.rng import Stream, uniform
@@ -23,13 +24,13 @@ Trial = tuple[float, torch.Tensor]
 left when it is rejected too."""
 
 
-def tree_rejection(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
+def tree_rejection(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
     """Walk each tree from its root."""
     if not spans:
         return []
     walked = [_walk(logits, span) for span in spans]
     weights = torch.stack([weight for _, weight in walked])
-    return emit(logits, spans, [path for path, _ in walked], weights)
+    return emit(logits, spans, [path for path, _ in walked], weights, kernels)
 
 
 def _walk(logits: torch.Tensor, span: Span) -> tuple[list[int], torch.Tensor]:

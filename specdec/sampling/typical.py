@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specdec.kernels import Kernels
 from specdec.sampling.emission import CHUNK_ROWS, emit, end_row, law, node_rows
 from specdec.sampling.process import Span
 from specdec.types import Draft, Verdict
@@ -19,7 +20,7 @@ DELTA = 0.3
 """What is asked of a token at entropy 0, if `EPSILON` allowed it; it falls with exp(-entropy)."""
 
 
-def typical(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
+def typical(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
     """Keep the longest path of acceptable tokens, then draw the next one plainly."""
     if not spans:
         return []
@@ -32,7 +33,7 @@ def typical(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
     ends = iter(kept)
     paths = [_longest_path(span.row.draft, [next(ends) for _ in span.row.draft.token_ids]) for span in spans]
     rows = [end_row(span, path) for span, path in zip(spans, paths, strict=True)]
-    return emit(logits, spans, paths, logits[rows].double())
+    return emit(logits, spans, paths, logits[rows], kernels)
 
 
 def threshold(target: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from specdec.config import unknown_name
-from specdec.kernels.base import Kernels
+from specdec.kernels import Kernels
 from specdec.sampling.block import block
 from specdec.sampling.coupled import coupled, greedy
 from specdec.sampling.process import SamplingRow, Span, lay_out
@@ -21,7 +21,7 @@ from specdec.sampling.trees import tree_rejection
 from specdec.sampling.typical import typical
 from specdec.types import Verdict
 
-Verify = Callable[[torch.Tensor, Sequence[Span]], list[Verdict]]
+Verify = Callable[[torch.Tensor, Sequence[Span], Kernels], list[Verdict]]
 
 
 class Verifier(NamedTuple):
@@ -31,7 +31,7 @@ class Verifier(NamedTuple):
     trees: Verify
 
 
-def _greedy_only(logits: torch.Tensor, spans: Sequence[Span]) -> list[Verdict]:
+def _greedy_only(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
     """The verifier `greedy` for rows that are not: refuses each."""
     message = "verifier 'greedy' needs temperature 0; the request has temperature {:g}"
     return [Verdict(error=message.format(span.row.params.temperature)) for span in spans]
@@ -64,6 +64,8 @@ def verify(logits: torch.Tensor, rows: Sequence[SamplingRow], verifier: str, ker
     chains = [span for span in sampled if span.row.draft.parents is None]
     trees = [span for span in sampled if span.row.draft.parents is not None]
     rule = VERIFIERS[verifier]
-    verdicts = [*greedy(logits, argmax, kernels), *rule.chains(logits, chains), *rule.trees(logits, trees)]
+    verdicts = greedy(logits, argmax, kernels)
+    if sampled:
+        verdicts += [*rule.chains(logits, chains, kernels), *rule.trees(logits, trees, kernels)]
     by_start = dict(zip((span.start for span in (*argmax, *chains, *trees)), verdicts, strict=True))
     return [by_start[span.start] for span in spans]

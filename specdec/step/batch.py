@@ -6,7 +6,9 @@ committed tokens first, then draft tokens (D2). Prompt chunks, decodes and draft
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,7 +16,13 @@ import torch
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.kernels import StepInputs
 
-CHAIN_MASKS = (np.uint64(2) << np.arange(64, dtype=np.uint64)) - np.uint64(1)
+
+def _signed(mask: int) -> int:
+    """64 bits as the signed integer that they are in an int64."""
+    return mask - (1 << 64) if mask >> 63 else mask
+
+
+CHAIN_MASKS = tuple(_signed((2 << node) - 1) for node in range(64))
 """Ancestor masks of a chain: node j sees nodes 0..j."""
 
 
@@ -71,44 +79,27 @@ class Batch:
 
     @staticmethod
     def build(schedule: Schedule, block_size: int, device: torch.device) -> Batch:
-        """Lay out `schedule`. Host lists become tensors with one copy each."""
+        """Lay out `schedule`: two host arrays, one an integer type, become the step's tensors with one copy each."""
         rows = schedule.rows
-        total = sum(row.num_scheduled_tokens for row in rows)
-        token_ids = np.empty(total, np.int64)
-        positions = np.empty(total, np.int64)
-        slots = np.empty(total, np.int64)
-        masks = np.zeros(total, np.uint64) if any(row.num_draft_tokens for row in rows) else None
-        tables = np.zeros((len(rows), max((len(row.sequence.block_table) for row in rows), default=0)), np.int32)
-        starts = np.zeros(len(rows) + 1, np.int32)
-        logits: list[int] = []
-        logits_start = [0]
-        at = 0
-        for b, row in enumerate(rows):
-            end = at + row.num_scheduled_tokens
-            assert row.end <= len(row.sequence.block_table) * block_size, "a span leaves its sequence's blocks"
-            tables[b, : len(row.sequence.block_table)] = row.sequence.block_table
-            _fill_row(row, token_ids[at:end], positions[at:end], None if masks is None else masks[at:end])
-            indices = np.arange(row.start, row.end)
-            slots[at:end] = tables[b, indices // block_size].astype(np.int64) * block_size + indices % block_size
-            logits.extend(range(end - row.num_logits, end))
-            logits_start.append(len(logits))
-            starts[b + 1] = at = end
-
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
+        step = _Columns(any(row.num_draft_tokens for row in rows))
+        for row in rows:
+            step.add(row, block_size)
+        long = _tensors([step.token_ids, step.positions, step.slots, step.masks, step.logits], np.int64, device)
+        width = max((len(row.sequence.block_table) for row in rows), default=0)
+        tables = [block for row in rows for block in _padded(row.sequence.block_table, width)]
+        short = _tensors([step.starts, step.seq_lens, step.committed_lens, tables], np.int32, device)
         return Batch(
-            token_ids=tensor(token_ids),
-            positions=tensor(positions),
-            slot_mapping=tensor(slots),
-            query_start_loc=tensor(starts),
-            seq_lens=tensor(np.array([row.end for row in rows], np.int32)),
-            committed_lens=tensor(np.array([row.end - row.num_draft_tokens for row in rows], np.int32)),
-            block_tables=tensor(tables),
-            ancestor_masks=None if masks is None else tensor(masks.view(np.int64)),
-            logits_indices=tensor(np.array(logits, np.int64)),
+            token_ids=long[0],
+            positions=long[1],
+            slot_mapping=long[2],
+            query_start_loc=short[0],
+            seq_lens=short[1],
+            committed_lens=short[2],
+            block_tables=short[3].view(len(rows), width),
+            ancestor_masks=long[3] if step.has_drafts else None,
+            logits_indices=long[4],
             rows=rows,
-            logits_start=tuple(logits_start),
+            logits_start=tuple(step.logits_start),
         )
 
     @staticmethod
@@ -153,22 +144,57 @@ class Batch:
         )
 
 
-def _fill_row(row: ScheduledRow, token_ids: np.ndarray, positions: np.ndarray, masks: np.ndarray | None) -> None:
-    """Tokens, positions and ancestor masks of one row's span."""
-    committed = row.num_scheduled_tokens - row.num_draft_tokens
-    token_ids[:committed] = row.sequence.token_ids[row.start : row.start + committed]
-    positions[:committed] = np.arange(row.start, row.start + committed)
-    if not row.num_draft_tokens:
-        return
-    assert masks is not None
-    draft = row.draft
-    token_ids[committed:] = draft.token_ids
-    base = row.start + committed
-    if draft.parents is None:
-        positions[committed:] = np.arange(base, base + len(draft))
-        masks[committed:] = CHAIN_MASKS[: len(draft)]
-        return
-    for node, parent in enumerate(draft.parents):
-        own = np.uint64(1) << np.uint64(node)
-        masks[committed + node] = own if parent < 0 else masks[committed + parent] | own
-        positions[committed + node] = base if parent < 0 else positions[committed + parent] + 1
+class _Columns:
+    """The columns of a batch as lists, filled row by row. Most steps are a few tokens, where lists beat arrays."""
+
+    def __init__(self, has_drafts: bool) -> None:
+        self.has_drafts = has_drafts
+        self.token_ids: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.masks: list[int] = []
+        self.logits: list[int] = []
+        self.starts, self.logits_start = [0], [0]
+        self.seq_lens: list[int] = []
+        self.committed_lens: list[int] = []
+
+    def add(self, row: ScheduledRow, block_size: int) -> None:
+        """The next row."""
+        draft, table, end = row.draft, row.sequence.block_table, row.end
+        committed = end - len(draft)
+        assert end <= len(table) * block_size, "a span leaves its sequence's blocks"
+        self.token_ids += row.sequence.token_ids[row.start : committed]
+        self.token_ids += draft.token_ids
+        self.positions += range(row.start, committed)
+        self.positions += [committed - 1 + depth for depth in draft.depths]
+        self.slots += [table[i // block_size] * block_size + i % block_size for i in range(row.start, end)]
+        if self.has_drafts:
+            self.masks += [0] * (committed - row.start)
+            self.masks += CHAIN_MASKS[: len(draft)] if draft.parents is None else _tree_masks(draft.parents)
+        self.seq_lens.append(end)
+        self.committed_lens.append(committed)
+        self.starts.append(len(self.token_ids))
+        self.logits += range(self.starts[-1] - row.num_logits, self.starts[-1])
+        self.logits_start.append(len(self.logits))
+
+
+def _tree_masks(parents: Sequence[int]) -> list[int]:
+    """For each node of a tree, the bits of its ancestors and its own."""
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append(1 << node | (0 if parent < 0 else masks[parent]))
+    return [_signed(mask) for mask in masks]
+
+
+def _padded(table: list[int], width: int) -> list[int]:
+    return table + [0] * (width - len(table))
+
+
+def _tensors(
+    columns: Sequence[Sequence[int]], dtype: type[np.signedinteger], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Each column as a tensor, all of them parts of one."""
+    whole = torch.from_numpy(np.array([*chain.from_iterable(columns)], dtype))
+    if device.type != "cpu":
+        whole = whole.to(device, non_blocking=True)
+    return torch.split(whole, [len(column) for column in columns])

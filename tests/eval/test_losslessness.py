@@ -17,6 +17,7 @@ from specdec.eval.checks import EMPTY, FAILED, PASSED
 from specdec.eval.driving import Watch
 from specdec.eval.losslessness import contexts
 from specdec.eval.verify_settings import Settings, check_settings
+from specdec.kernels import Kernels
 from specdec.proposers import growing
 from specdec.proposers.base import ProposalInput
 from specdec.proposers.registry import PROPOSERS
@@ -137,8 +138,8 @@ def test_acceptance_of_later_positions(first: int, k: int, monkeypatch: pytest.M
     """Right at the first positions, and then whatever is drafted is kept."""
     right = rejection.acceptance_probs
 
-    def keeps_later(logits: torch.Tensor, spans: Sequence[Span]) -> list[list[float]]:
-        return [[p if i < first else 1.0 for i, p in enumerate(own)] for own in right(logits, spans)]
+    def keeps_later(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[list[float]]:
+        return [[p if i < first else 1.0 for i, p in enumerate(own)] for own in right(logits, spans, kernels)]
 
     monkeypatch.setattr(rejection, "acceptance_probs", keeps_later)
     own = config("draft", verifier="rejection")

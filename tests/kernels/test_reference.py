@@ -267,11 +267,12 @@ def test_linear_and_embedding() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_argmax_takes_the_first_maximum_and_any_nan(dtype: torch.dtype) -> None:
+def test_largest_takes_the_first_maximum_and_any_nan(dtype: torch.dtype) -> None:
     logits = torch.tensor([[1.0, 3, 3, 2], [0, math.nan, 5, math.nan], [-1, -2, -1, -3]], dtype=dtype)
-    chosen = reference.argmax(logits)
+    chosen, values = reference.largest(logits)
     assert chosen.tolist() == [1, 1, 0]
     assert chosen.dtype == torch.int64
+    assert torch.equal(values.nan_to_num(9), torch.tensor([3, 9, -1], dtype=dtype))
 
 
 def test_the_reference_is_the_backend_of_every_device() -> None:

@@ -12,10 +12,10 @@ from specdec.core.sequence import Sequence
 from specdec.kernels import reference
 from specdec.proposers.growing import ROOT, ConfidenceShape, FixedShape, Grower, Growth, Shape
 from specdec.proposers.shapes import TreeChoice
-from specdec.sampling.process import SamplingRow, process_logits
+from specdec.sampling.process import SamplingRow
 from specdec.sampling.verify import verify
 from specdec.types import Draft, Request, SamplingParams
-from tests.sampling.helpers import scripted_logits
+from tests.sampling.helpers import process, scripted_logits
 from tests.sampling.test_chi_square import p_value
 
 VOCABULARY = 5
@@ -75,7 +75,7 @@ def test_drawn_children_are_reported_with_the_law_they_were_drawn_from() -> None
             parents = draft.parents if draft.parents is not None else range(-1, len(draft) - 1)
             path = () if parents[node] < 0 else (draft.token_ids[parents[node]],)
             row = SamplingRow(params, 0, 0, [1, 2, *path], 2)
-            law = process_logits(guess(path)[None], [row])[0].softmax(-1, dtype=torch.float64)
+            law = process(guess(path)[None], [row])[0].softmax(-1, dtype=torch.float64)
             torch.testing.assert_close(draft.draft_probs[node], law)
             assert law[draft.token_ids[node]] > 0
 
@@ -111,7 +111,7 @@ def test_what_is_kept_has_the_targets_law(shape: Shape, verifier: str, right: bo
         drafts = [untempered(draft) for draft in drafts]
     rows = [SamplingRow(params, each.request.seed, 0, [1, 2], 2, d) for each, d in zip(samples, drafts, strict=True)]
     raw = {path: scripted_logits((1, 2, *path), VOCABULARY) for path in paths(2)}
-    logits = process_logits(torch.stack([raw[path] for row in rows for path in row.paths]), rows)
+    logits = process(torch.stack([raw[path] for row in rows for path in row.paths]), rows)
     rng = np.random.default_rng(0)
     counts = np.zeros((VOCABULARY, VOCABULARY))
     laws = {path: (raw[path] / params.temperature).softmax(-1, dtype=torch.float64).numpy() for path in paths(1)}

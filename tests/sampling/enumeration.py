@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specdec.kernels import Kernels, reference
 from specdec.sampling import block, trees
 from specdec.sampling import rejection as production
 from specdec.sampling.emission import law
@@ -22,7 +23,7 @@ from specdec.types import Draft, SamplingParams
 from tests.sampling.helpers import sampling_row
 
 Prefix = tuple[int, ...]
-AcceptanceProbs = Callable[[torch.Tensor, Sequence[Span]], list[list[float]]]
+AcceptanceProbs = Callable[[torch.Tensor, Sequence[Span], Kernels], list[list[float]]]
 EmissionLogits = Callable[[torch.Tensor, Sequence[Span], Sequence[int]], torch.Tensor]
 SAMPLED = SamplingParams(temperature=1.0)
 
@@ -119,11 +120,13 @@ def enumerate_chain(
     weights = {draft: weight for draft, weight in weights.items() if weight > 0}
     spans = lay_out([table.row(draft, deterministic=deterministic) for draft in weights])
     logits = torch.cat([table.logits(draft) for draft in weights])
-    kept = acceptance_probs(logits, spans)
+    kept = acceptance_probs(logits, spans, reference)
     k = table.num_draft_tokens
     joint, accepted = np.zeros((table.vocab_size,) * (k + 1)), np.zeros(k + 1)
     for count in range(k + 1):
-        emitted = torch.softmax(emission_logits(logits, spans, [count] * len(spans)), dim=-1).numpy()
+        emitted = torch.softmax(
+            emission_logits(logits, spans, [count] * len(spans)), dim=-1, dtype=torch.float64
+        ).numpy()
         for (draft, weight), probs, emission_law in zip(weights.items(), kept, emitted, strict=True):
             reach = weight * np.prod(probs[:count]) * (1.0 if count == k else 1.0 - probs[count])
             accepted[count] += reach

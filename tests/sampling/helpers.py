@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from specdec.sampling.process import SamplingRow
+from specdec.kernels import reference
+from specdec.sampling.process import SamplingRow, process_logits
 from specdec.types import EMPTY_DRAFT, Draft, SamplingParams
 
 CPU = torch.device("cpu")
@@ -48,3 +49,8 @@ def fingerprint(*tensors: torch.Tensor) -> str:
     for tensor in tensors:
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def process(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """`process_logits` by definition."""
+    return process_logits(logits, rows, reference)

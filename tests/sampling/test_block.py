@@ -196,7 +196,7 @@ def _firsts_of_second_steps(table: Table, fresh: bool) -> tuple[np.ndarray, np.n
         columns = []
         for depth in range(table.num_draft_tokens):
             keys = [NoiseKey(seed, 0, at + depth, depth if fresh else 0) for seed in live]
-            columns.append(gumbel_argmax(laws, keys, Stream.DRAFT)[0].tolist())
+            columns.append(gumbel_argmax(laws, keys, Stream.DRAFT, reference)[0].tolist())
         return list(zip(*columns, strict=True))
 
     def step(live: list[int], committed: Prefix) -> list:

@@ -43,7 +43,7 @@ def draw_drafts(table: Table, seeds: Iterable[int], at: int = 1) -> list[Prefix]
     for depth in range(table.num_draft_tokens):
         keys = [NoiseKey(seed, 0, at + depth) for seed in seeds]
         laws = torch.stack([table.draft_probs[draft] for draft in drafts])
-        tokens = gumbel_argmax(laws.log(), keys, Stream.DRAFT)[0].tolist()
+        tokens = gumbel_argmax(laws.log(), keys, Stream.DRAFT, reference)[0].tolist()
         drafts = [(*draft, token) for draft, token in zip(drafts, tokens, strict=True)]
     return drafts
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
-from specdec.sampling.process import SamplingRow, process_logits, sampling_rows
+from specdec.sampling.process import SamplingRow, sampling_rows
 from specdec.step.batch import Batch
 from specdec.types import Draft, Request, SamplingParams
-from tests.sampling.helpers import fingerprint, sampling_row, scripted_logits, scripted_rows
+from tests.sampling.helpers import fingerprint, process, sampling_row, scripted_logits, scripted_rows
 from tests.sampling.naive import process_row
 
 VOCAB = 9
@@ -76,7 +76,7 @@ def _logits(seed: int, num_rows: int) -> torch.Tensor:
 def test_equals_the_plain_definition(batch: list[SamplingRow], seed: int) -> None:
     logits = _logits(seed, sum(row.num_logits for row in batch))
     before = fingerprint(logits)
-    processed = process_logits(logits, batch)
+    processed = process(logits, batch)
     assert fingerprint(logits) == before
     expected = [(row, path) for row in batch for path in row.paths]
     for own, raw, (row, path) in zip(processed, logits, expected, strict=True):
@@ -88,11 +88,11 @@ def test_equals_the_plain_definition(batch: list[SamplingRow], seed: int) -> Non
 @given(st.lists(rows(), min_size=2, max_size=5), st.integers(0, 2**32))
 def test_a_row_does_not_know_its_neighbours(batch: list[SamplingRow], seed: int) -> None:
     logits = _logits(seed, sum(row.num_logits for row in batch)).float()
-    processed = process_logits(logits, batch)
+    processed = process(logits, batch)
     start = 0
     for row in batch:
         stop = start + row.num_logits
-        assert torch.equal(process_logits(logits[start:stop], [row]), processed[start:stop])
+        assert torch.equal(process(logits[start:stop], [row]), processed[start:stop])
         start = stop
 
 
@@ -108,9 +108,9 @@ def test_a_row_does_not_know_its_neighbours(batch: list[SamplingRow], seed: int)
 )
 def test_answers_the_input_itself_when_nothing_is_asked(asked: SamplingParams) -> None:
     logits = torch.randn(6, VOCAB)
-    assert process_logits(logits, [sampling_row(asked, draft=(1, 2))] * 2) is logits
+    assert process(logits, [sampling_row(asked, draft=(1, 2))] * 2) is logits
     empty = torch.empty(0, VOCAB)
-    assert process_logits(empty, []) is empty
+    assert process(empty, []) is empty
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -118,20 +118,20 @@ def test_keeps_shape_and_dtype(dtype: torch.dtype) -> None:
     row = sampling_row(
         SamplingParams(temperature=0.5, top_k=2, logit_bias={1: 2.0}, presence_penalty=1.0), draft=(3, 4)
     )
-    processed = process_logits(torch.randn(3, VOCAB, dtype=dtype), [row])
+    processed = process(torch.randn(3, VOCAB, dtype=dtype), [row])
     assert (processed.shape, processed.dtype) == ((3, VOCAB), dtype)
 
 
 def test_a_temperature_beyond_the_dtype_is_uniform_and_keeps_bans() -> None:
     row = sampling_row(SamplingParams(temperature=1e300, allowed_token_ids=[1, 2]))
-    processed = process_logits(torch.randn(1, VOCAB), [row])
+    processed = process(torch.randn(1, VOCAB), [row])
     assert torch.softmax(processed, dim=-1)[0, 1:3].tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_drafted_tokens_before_a_row_count_and_those_on_other_branches_do_not() -> None:
     asked = SamplingParams(temperature=0, frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=2.0)
     tree = Draft((5, 5, 6), parents=(-1, 0, -1))
-    processed = process_logits(torch.full((4, VOCAB), 4.0), [sampling_row(asked, (7, 8), 1, tree)])
+    processed = process(torch.full((4, VOCAB), 4.0), [sampling_row(asked, (7, 8), 1, tree)])
     assert processed[:, 7].tolist() == [2.0] * 4  # in the prompt: repetition only
     assert processed[:, 8].tolist() == [0.5] * 4
     assert processed[:, 5].tolist() == [4.0, 0.5, -0.5, 4.0]
@@ -140,26 +140,26 @@ def test_drafted_tokens_before_a_row_count_and_those_on_other_branches_do_not() 
 
 def test_bad_words_match_across_committed_and_drafted_tokens() -> None:
     row = sampling_row(SamplingParams(temperature=0), (1, 2), 1, (3, 4), bad_word_ids=((2, 3, 4), (6,), (3, 4, 5)))
-    banned = process_logits(torch.zeros(3, VOCAB), [row]) == float("-inf")
+    banned = process(torch.zeros(3, VOCAB), [row]) == float("-inf")
     assert [row.nonzero().flatten().tolist() for row in banned] == [[6], [4, 6], [5, 6]]
 
 
 def test_bad_words_begin_in_the_output() -> None:
     row = sampling_row(SamplingParams(temperature=0), (9, 1), 1, bad_word_ids=((9, 1, 2), (1, 3), (8, 9, 1, 4)))
-    banned = process_logits(torch.zeros(1, VOCAB), [row]) == float("-inf")
+    banned = process(torch.zeros(1, VOCAB), [row]) == float("-inf")
     assert banned.nonzero().tolist() == [[0, 3]]
 
 
 def test_min_tokens_counts_tokens_and_not_steps() -> None:
     row = sampling_row(SamplingParams(temperature=0, min_tokens=3), (1, 2), 1, (3, 4, 5), min_tokens_ban=(0,))
-    banned = process_logits(torch.zeros(4, VOCAB), [row])[:, 0] == float("-inf")
+    banned = process(torch.zeros(4, VOCAB), [row])[:, 0] == float("-inf")
     assert banned.tolist() == [True, True, False, False]
 
 
 def test_ids_beyond_the_vocabulary_are_ignored() -> None:
     asked = SamplingParams(temperature=0, logit_bias={99: 5.0, 1: 1.0}, allowed_token_ids=[1, 99], min_tokens=1)
     row = sampling_row(asked, min_tokens_ban=(99,), bad_word_ids=((99,),))
-    assert process_logits(torch.zeros(1, 3), [row]).tolist() == [[float("-inf"), 1.0, float("-inf")]]
+    assert process(torch.zeros(1, 3), [row]).tolist() == [[float("-inf"), 1.0, float("-inf")]]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -167,9 +167,9 @@ def test_filters_do_not_hide_what_is_not_a_number(value: float) -> None:
     logits = torch.randn(2, VOCAB)
     logits[0, 4] = value
     asked = SamplingParams(temperature=0.7, top_k=3, top_p=0.8, min_p=0.1)
-    processed = process_logits(logits, [sampling_row(asked), sampling_row(asked)])
+    processed = process(logits, [sampling_row(asked), sampling_row(asked)])
     assert not processed[0].max().isfinite()
-    assert torch.equal(processed[1:], process_logits(logits[1:], [sampling_row(asked)]))
+    assert torch.equal(processed[1:], process(logits[1:], [sampling_row(asked)]))
 
 
 def test_sampling_rows_are_the_batch_rows_that_take_logits() -> None:
@@ -191,6 +191,6 @@ def test_penalties_on_a_scripted_model_equal_the_plain_definition() -> None:
     asked = SamplingParams(temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=-0.2)
     row = sampling_row(asked, (*range(40), 3, 3, 9), 40, (9, 9, 3, 50))
     logits = scripted_rows(row, 64, torch.float64)
-    for own, path in zip(process_logits(logits, [row]), row.paths, strict=True):
+    for own, path in zip(process(logits, [row]), row.paths, strict=True):
         raw = scripted_logits((*row.token_ids, *path), 64, torch.float64)
         assert torch.allclose(own, torch.tensor(process_row(raw.tolist(), row, path), dtype=torch.float64), rtol=1e-12)

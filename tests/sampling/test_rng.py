@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.sampling.rng import WORD_MASK, NoiseKey, Stream, gumbel, gumbel_argmax, gumbel_at, philox4x32, uniform
+from specdec.kernels import reference
+from specdec.kernels.noise import WORD_MASK, gumbel_at, philox4x32
+from specdec.sampling.rng import NoiseKey, Stream, gumbel, gumbel_argmax, uniform
 from tests.sampling.helpers import CPU
 
 KNOWN_ANSWERS = [
@@ -79,7 +81,7 @@ def test_noise_ignores_vocabulary_size_batch_and_order(
     assert torch.equal(gumbel(keys[-1:], stream, small + more, CPU), whole[-1:])
     rows = torch.tensor([random.randrange(len(keys)) for _ in range(30)])
     tokens = torch.tensor([random.randrange(small + more) for _ in range(30)])
-    assert torch.equal(gumbel_at(keys, stream, rows, tokens), whole[rows, tokens])
+    assert torch.equal(gumbel_at([key.words(stream) for key in keys], rows, tokens), whole[rows, tokens])
 
 
 def test_chunked_generation_equals_one_row_at_a_time() -> None:
@@ -130,7 +132,7 @@ def test_argmax_over_few_possible_tokens_equals_the_dense_one(seed: int, num_row
     keys = [NoiseKey(seed, 0, position) for position in range(num_rows)]
     noise = gumbel(keys, Stream.RESAMPLE, 500, CPU)
     for rows in (logits, scattered):
-        tokens, scores = gumbel_argmax(rows, keys, Stream.RESAMPLE)
+        tokens, scores = gumbel_argmax(rows, keys, Stream.RESAMPLE, reference)
         best, expected = (rows + noise).max(dim=-1)
         assert torch.equal(scores, best)
         assert num_possible == 0 or torch.equal(tokens, expected)
@@ -141,7 +143,7 @@ def test_scores_show_rows_that_have_no_law(num_possible: int) -> None:
     logits = torch.full((4, 400), float("-inf"))
     logits[:3, :num_possible] = 0.0
     logits[1, 1], logits[2, 1] = float("nan"), float("inf")
-    _, scores = gumbel_argmax(logits, [NoiseKey(0, 0, i) for i in range(4)], Stream.RESAMPLE)
+    _, scores = gumbel_argmax(logits, [NoiseKey(0, 0, i) for i in range(4)], Stream.RESAMPLE, reference)
     assert scores.isfinite().tolist() == [True, False, False, False]
     assert scores[1].isnan()
     assert scores[2:].tolist() == [float("inf"), float("-inf")]

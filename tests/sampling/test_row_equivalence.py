@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from specdec.kernels import reference
-from specdec.sampling.process import SamplingRow, process_logits
+from specdec.sampling.process import SamplingRow
 from specdec.sampling.verify import verify
 from specdec.types import Draft, SamplingParams
-from tests.sampling.helpers import sampling_row, scripted_logits, scripted_rows
+from tests.sampling.helpers import process, sampling_row, scripted_logits, scripted_rows
 
 VOCAB = 23
 ELSEWHERE = "does not move logits"
@@ -65,10 +65,10 @@ def test_drafted_rows_are_bit_equal_to_plain_rows(name: str, value: Any, base: S
     params = replace(base, **{name: value})
     row = _row(params, (3, 1, 4, 1, 5), (9, 2, 6, 5, 3, 5))
     raw = scripted_rows(row, VOCAB)
-    processed = process_logits(raw, [row])
+    processed = process(raw, [row])
     for i, path in enumerate(row.paths):
         plain = _row(params, (*row.token_ids, *path), ())
-        assert torch.equal(process_logits(raw[i : i + 1], [plain])[0], processed[i])
+        assert torch.equal(process(raw[i : i + 1], [plain])[0], processed[i])
     skipped = params.is_greedy and name in ("temperature", "top_p", "top_k", "min_p")
     assert torch.equal(processed, raw) == skipped
 
@@ -90,7 +90,7 @@ def _decode(params: SamplingParams, truth: Sequence[int], k: int, right: int, le
         ahead = truth[len(token_ids) : len(token_ids) + k]
         draft = tuple(token if i < right else (token + 1) % VOCAB for i, token in enumerate(ahead))
         row = _row(params, token_ids, draft, seed=21)
-        processed = process_logits(scripted_rows(row, VOCAB), [row])
+        processed = process(scripted_rows(row, VOCAB), [row])
         (verdict,) = verify(processed, [row], "coupled", reference)
         assert verdict.error is None
         token_ids += verdict.token_ids
@@ -101,10 +101,10 @@ def _decode(params: SamplingParams, truth: Sequence[int], k: int, right: int, le
 def test_tree_rows_are_bit_equal_to_plain_rows(name: str, value: Any) -> None:
     params = replace(BASES[1], **{name: value})
     tree = Draft((9, 2, 6, 5, 3, 5), parents=(-1, 0, -1, 2, 0, 4))
-    row = replace(_row(params, (3, 1, 4, 1, 5), ()), draft=tree)
+    row = _row(params, (3, 1, 4, 1, 5), ())._replace(draft=tree)
     raw = scripted_rows(row, VOCAB)
-    for i, (path, own) in enumerate(zip(row.paths, process_logits(raw, [row]), strict=True)):
-        assert torch.equal(process_logits(raw[i : i + 1], [_row(params, (*row.token_ids, *path), ())])[0], own)
+    for i, (path, own) in enumerate(zip(row.paths, process(raw, [row]), strict=True)):
+        assert torch.equal(process(raw[i : i + 1], [_row(params, (*row.token_ids, *path), ())])[0], own)
 
 
 def _random_params(generator: random.Random) -> SamplingParams:
@@ -148,7 +148,7 @@ def test_random_parameters_on_mixed_batches_never_raise_and_never_emit_a_banned_
         draft = [generator.randrange(VOCAB) for _ in range(generator.randint(0, 6))]
         rows.append(_row(_random_params(generator), tokens, draft, seed=i))
     logits = torch.cat([scripted_rows(row, VOCAB) for row in rows])
-    processed = process_logits(logits, rows)
+    processed = process(logits, rows)
     assert not processed.isnan().any()
     for verifier in ("auto", "rejection", "block", "coupled", "typical", "greedy"):
         for row, verdict in zip(rows, verify(processed, rows, verifier, reference), strict=True):

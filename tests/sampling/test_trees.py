@@ -16,7 +16,7 @@ import specdec.sampling.rejection as rejection
 from specdec.kernels import reference
 from specdec.sampling import trees as production
 from specdec.sampling.emission import law, residual
-from specdec.sampling.process import SamplingRow, process_logits
+from specdec.sampling.process import SamplingRow
 from specdec.sampling.rng import NoiseKey, Stream, gumbel, gumbel_argmax, uniform
 from specdec.sampling.trees import Trial, drawn_children, fixed_children
 from specdec.sampling.verify import verify
@@ -35,7 +35,7 @@ from tests.sampling.enumeration import (
     total_variation,
     tree_paths,
 )
-from tests.sampling.helpers import CPU, fingerprint, sampling_row, scripted_rows
+from tests.sampling.helpers import CPU, fingerprint, process, sampling_row, scripted_rows
 from tests.sampling.test_chi_square import DRAWS, LEAST_P, WRONG_DRAWS, joint_counts, p_value
 
 EXACT = 1e-12
@@ -245,7 +245,7 @@ def _random_tree(generator: random.Random, truth: Sequence[int] = ()) -> Draft:
 
 
 def _verify(row: SamplingRow, verifier: str) -> Verdict:
-    return verify(process_logits(scripted_rows(row, VOCAB), [row]), [row], verifier, reference)[0]
+    return verify(process(scripted_rows(row, VOCAB), [row]), [row], verifier, reference)[0]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.9, top_p=0.95, presence_penalty=0.5)])
@@ -348,7 +348,7 @@ def test_children_drawn_with_the_targets_noise_hold_its_choice_more_often_than_r
         draft = law(torch.tensor(logits + rng.normal(scale=0.7, size=64)))
         keys = [NoiseKey(trial, 0, position) for position in range(50)]
         shared, own = (gumbel(keys, stream, 64, CPU) for stream in (Stream.RESAMPLE, Stream.DRAFT))
-        choices = gumbel_argmax(target.log().expand(50, -1), keys, Stream.RESAMPLE)[0]
+        choices = gumbel_argmax(target.log().expand(50, -1), keys, Stream.RESAMPLE, reference)[0]
         tops = (draft.log() + shared).topk(4).indices
         coupled.append((tops == choices[:, None]).any(dim=-1).double().mean().item())
         children = (draft.log() + own).topk(4).indices[0].tolist()  # the same as drawing without replacement

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from specdec.kernels import reference
 from specdec.sampling.emission import law, residual
-from specdec.sampling.process import SamplingRow, process_logits
+from specdec.sampling.process import SamplingRow
 from specdec.sampling.rng import NoiseKey, Stream, gumbel, gumbel_argmax, uniform
 from specdec.sampling.verify import verify
 from specdec.types import Draft, SamplingParams, Verdict
-from tests.sampling.helpers import CPU, fingerprint, sampling_row, scripted_logits, scripted_rows
+from tests.sampling.helpers import CPU, fingerprint, process, sampling_row, scripted_logits, scripted_rows
 
 VOCAB = 7
 LENGTH = 14
@@ -26,7 +26,7 @@ Proposal = Callable[[Sequence[int], int], tuple[int, ...]]
 
 def _verify(rows: Sequence[SamplingRow], verifier: str, vocab_size: int = VOCAB) -> list[Verdict]:
     logits = torch.cat([scripted_rows(row, vocab_size) for row in rows])
-    return verify(process_logits(logits, rows), rows, verifier, reference)
+    return verify(process(logits, rows), rows, verifier, reference)
 
 
 def _decode(params: SamplingParams, verifier: str, seed: int, propose: Proposal, k: int) -> list[int]:
@@ -169,10 +169,10 @@ def test_the_target_as_its_own_draft_is_always_accepted(top_k: int) -> None:
         token_ids, probs = [1, 2], []
         for _ in range(k):
             row = sampling_row(params, token_ids, 2)
-            processed = process_logits(scripted_rows(row, size), [row])
+            processed = process(scripted_rows(row, size), [row])
             probs.append(law(processed)[0])
             key = NoiseKey(seed, 0, len(token_ids))
-            token_ids.append(int(gumbel_argmax(probs[-1].log()[None], [key], Stream.DRAFT)[0]))
+            token_ids.append(int(gumbel_argmax(probs[-1].log()[None], [key], Stream.DRAFT, reference)[0]))
         draft = Draft(tuple(token_ids[2:]), None, torch.stack(probs))
         (verdict,) = _verify([sampling_row(params, token_ids[:2], 2, draft, seed=seed)], "rejection", size)
         assert verdict.num_accepted == k

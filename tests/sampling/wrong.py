@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from specdec.kernels import Kernels
 from specdec.sampling.emission import law, residual
 from specdec.sampling.process import Span
 from specdec.sampling.rejection import acceptance_probs, emission_logits
@@ -14,12 +15,12 @@ from tests.sampling.enumeration import AcceptanceProbs, EmissionLogits
 Weigh = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def accept_always(logits: torch.Tensor, spans: Sequence[Span]) -> list[list[float]]:
+def accept_always(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[list[float]]:
     """Keeps every draft token."""
     return [[1.0] * len(span.row.draft) for span in spans]
 
 
-def accept_by_target(logits: torch.Tensor, spans: Sequence[Span]) -> list[list[float]]:
+def accept_by_target(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[list[float]]:
     """Treats drawn tokens as deterministic ones: keeps with target[x] where target[x] / draft[x] is right."""
     laws = law(logits).tolist()
     return [[laws[span.start + i][token] for i, token in enumerate(span.row.draft.token_ids)] for span in spans]
@@ -29,7 +30,7 @@ def _replace_recovered(
     logits: torch.Tensor, spans: Sequence[Span], accepted: Sequence[int], shift: int, weigh: Weigh
 ) -> torch.Tensor:
     """Production's log weights; for recovered tokens what `weigh` makes of the target's row, `shift` rows on."""
-    weights = emission_logits(logits, spans, accepted)
+    weights = emission_logits(logits, spans, accepted).double()
     rejected = [i for i, span in enumerate(spans) if accepted[i] < len(span.row.draft)]
     if rejected:
         target = law(logits[[spans[i].start + accepted[i] + shift for i in rejected]])
@@ -62,7 +63,7 @@ def recover_from_next_row(logits: torch.Tensor, spans: Sequence[Span], accepted:
 
 def bonus_from_previous_row(logits: torch.Tensor, spans: Sequence[Span], accepted: Sequence[int]) -> torch.Tensor:
     """The bonus is drawn from the row of the last draft token."""
-    weights = emission_logits(logits, spans, accepted)
+    weights = emission_logits(logits, spans, accepted).double()
     for i, (span, count) in enumerate(zip(spans, accepted, strict=True)):
         if count == len(span.row.draft):
             weights[i] = logits[span.start + count - 1].double()

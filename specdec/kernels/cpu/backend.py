@@ -5,6 +5,7 @@ Results have the same bits however many rows share a call and however many threa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,7 +29,9 @@ from specdec.kernels.cpu.library import (
     SCALE,
     WRITE_KV,
     Library,
+    RowFilter,
 )
+from specdec.kernels.noise import NoiseKeys
 from specdec.kernels.weights import PackedWeight, QuantizedWeight, Weight
 
 MAX_REPEATS = 256
@@ -37,6 +40,8 @@ MAX_REPEATS = 256
 
 class CpuKernels:
     """One op a method; see `specdec.kernels.base.Kernels`."""
+
+    own_threads = True
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -191,13 +196,39 @@ class CpuKernels:
         assert memory.is_contiguous()
         self.library.read(memory)
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        if logits.dtype != torch.float32 or logits.stride(-1) != 1 or not len(logits):
-            return reference.argmax(logits)
-        return self.library.argmax(logits)
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.library.largest(logits) if _is_matrix(logits) else reference.largest(logits)
+
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
+        return self.library.logsumexp(logits) if _is_matrix(logits) else reference.logsumexp(logits)
+
+    def filter_logits(
+        self,
+        logits: torch.Tensor,
+        divisors: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+    ) -> torch.Tensor:
+        if not _is_matrix(logits):
+            return reference.filter_logits(logits, divisors, top_k, top_p, min_p)
+        shares = [math.log(share) if share else -math.inf for share in min_p]
+        return self.library.filter_rows(logits, [*map(RowFilter, top_p, top_k, divisors, shares)])
+
+    def gumbel_argmax(
+        self, logits: torch.Tensor, rows: Sequence[int], keys: NoiseKeys
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _is_matrix(logits, torch.float32, torch.float64):
+            return reference.gumbel_argmax(logits, rows, keys)
+        return self.library.gumbel_argmax(logits, rows, keys)
 
 
 _ATTENDED = frozenset(INPUTS) - {"token_ids", "slot_mapping"}
+
+
+def _is_matrix(logits: torch.Tensor, *dtypes: torch.dtype) -> bool:
+    """Whether it has rows, each without gaps, of numbers that the compiled kernels read."""
+    return logits.dtype in (dtypes or (torch.float32,)) and logits.numel() > 0 and logits.stride(-1) == 1
 
 
 def _row_stride(x: torch.Tensor) -> int:

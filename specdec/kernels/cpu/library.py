@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from specdec.kernels.cpu.build import NoCompiler
+from specdec.kernels.noise import NoiseKeys
 
 MAX_OPERANDS, MAX_SIZES, MAX_NUMBERS, MAX_INPUTS = 8, 12, 4, 64
 
@@ -48,6 +49,17 @@ class Step(ctypes.Structure):
     )
 
 
+class RowFilter(ctypes.Structure):
+    """`top_p`, `top_k`, what logits are divided by, and how far below the likeliest a token may be, 0 or less."""
+
+    _fields_ = (
+        ("top_p", ctypes.c_double),
+        ("top_k", ctypes.c_int64),
+        ("divisor", ctypes.c_float),
+        ("reach", ctypes.c_float),
+    )
+
+
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "specdec_open": ([_INT], _POINTER),
@@ -56,7 +68,10 @@ _SIGNATURES = {
     "specdec_packed_bytes": ([_INT, _INT, _INT], _INT),
     "specdec_pack": ([_POINTER, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER], ctypes.c_int),
     "specdec_move": ([_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _INT], ctypes.c_int),
-    "specdec_argmax": ([_POINTER, _POINTER, _INT, _INT, _INT, _POINTER], ctypes.c_int),
+    "specdec_largest": ([_POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER], ctypes.c_int),
+    "specdec_logsumexp": ([_POINTER, _POINTER, _INT, _INT, _INT, _POINTER], ctypes.c_int),
+    "specdec_filter": ([_POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER], ctypes.c_int),
+    "specdec_gumbel_argmax": ([_POINTER, _POINTER, *[_INT] * 4, *[_POINTER] * 4], ctypes.c_int),
     "specdec_read": ([_POINTER, _POINTER, _INT, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int),
 }
 
@@ -105,17 +120,51 @@ class Library:
             )
         )
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """The first place of each row's largest, float32 [n, V] -> int64 [n]."""
-        out = torch.empty(len(logits), dtype=torch.int64)
-        rows, columns = logits.shape
-        _check(self._c.specdec_argmax(self._context, address(logits), rows, columns, logits.stride(0), out.data_ptr()))
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first place of each row's largest and the largest, float32 [n, V] -> int64 [n], float32 [n]."""
+        tokens, values = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        _check(self._c.specdec_largest(self._context, *_matrix(logits), tokens.data_ptr(), values.data_ptr()))
+        return tokens, values
+
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logarithm of each row's sum of e^x, float32 [n, V] -> float64 [n]."""
+        out = torch.empty(len(logits), dtype=torch.float64)
+        _check(self._c.specdec_logsumexp(self._context, *_matrix(logits), out.data_ptr()))
         return out
+
+    def filter_rows(self, logits: torch.Tensor, filters: Sequence[RowFilter]) -> torch.Tensor:
+        """Each row as its filter leaves it, float32 [n, V]."""
+        out = torch.empty(logits.shape)
+        asked = (RowFilter * len(filters))(*filters)
+        _check(self._c.specdec_filter(self._context, *_matrix(logits), asked, out.data_ptr()))
+        return out
+
+    def gumbel_argmax(
+        self, logits: torch.Tensor, rows: Sequence[int], keys: NoiseKeys
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each key the token of its row whose logit plus noise is highest, int64 [n], and the sum, float64 [n];
+        logits float32 or float64."""
+        count, (start, _, columns, stride) = len(keys), _matrix(logits)
+        tokens, scores = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.float64)
+        words = (ctypes.c_uint32 * (5 * count))(*(word for key in keys for word in key))
+        at = (ctypes.c_int64 * count)(*rows)
+        is_double = int(logits.dtype == torch.float64)
+        results = (tokens.data_ptr(), scores.data_ptr())
+        _check(
+            self._c.specdec_gumbel_argmax(self._context, start, is_double, columns, stride, count, at, words, *results)
+        )
+        return tokens, scores
 
     def read(self, memory: torch.Tensor) -> None:
         """Read all of a contiguous tensor, every thread a share: to see how fast memory is."""
         total = ctypes.c_uint64()
         _check(self._c.specdec_read(self._context, memory.data_ptr(), memory.nbytes, ctypes.byref(total)))
+
+
+def _matrix(logits: torch.Tensor) -> tuple[int, int, int, int]:
+    """Address, rows, columns and the elements from one row to the next."""
+    rows, columns = logits.shape
+    return logits.data_ptr(), rows, columns, logits.stride(0)
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

@@ -42,7 +42,7 @@ def as_multiplied(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
 def strided(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
     """The same rows [T, ...] as slices of wider ones that are NaN everywhere else, like those of a fused projection."""
     flat = x.reshape(len(x), -1)
-    wide = torch.full((len(x), before + flat.shape[1] + after), math.nan)
+    wide = torch.full((len(x), before + flat.shape[1] + after), math.nan, dtype=x.dtype)
     wide[:, before : before + flat.shape[1]] = flat
     return wide[:, before : before + flat.shape[1]].unflatten(1, x.shape[1:])
 

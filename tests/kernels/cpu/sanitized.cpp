@@ -112,11 +112,29 @@ void program(void* context) {
         Step step{tokens, 0, 0, memory.data(), {}};
         step.inputs[0] = const_cast<i64*>(token_ids.data()), step.inputs[8] = out.data();
         specdec_run(context, ops, 6, &step);
-        std::vector<i64> best(static_cast<size_t>(tokens));
-        specdec_argmax(context, out.data(), tokens, hidden, hidden, best.data());
         u8* caches[] = {memory.data()};
         const i64 from = 0, to = tokens / 2;
         specdec_move(context, caches, 1, 64, &from, &to, 1);
+    }
+}
+
+void sampling(void* context) {
+    for (const i64 columns : {1, 63, 5000}) {
+        const i64 rows = pick(1, 7);
+        auto logits = filled<float>(rows * columns, number);
+        logits[0] = columns == 63 ? std::numeric_limits<float>::quiet_NaN() : logits[0];
+        std::vector<i64> tokens(static_cast<size_t>(rows));
+        std::vector<float> values(tokens.size()), out(logits.size());
+        std::vector<double> scores(tokens.size());
+        const std::vector<RowFilter> filters(tokens.size(), RowFilter{pick(0, 1) ? 1.0 : 0.9, pick(0, 3), 0.7f, -2.0f});
+        const std::vector<NoiseKey> keys(tokens.size(), NoiseKey{1, 2, 3, 4, 5});
+        const std::vector<i64> at(tokens.size(), rows - 1);
+        const std::vector<double> wide(logits.begin(), logits.end());
+        specdec_largest(context, logits.data(), rows, columns, columns, tokens.data(), values.data());
+        specdec_logsumexp(context, logits.data(), rows, columns, columns, scores.data());
+        specdec_filter(context, logits.data(), rows, columns, columns, filters.data(), out.data());
+        for (const void* x : {static_cast<const void*>(logits.data()), static_cast<const void*>(wide.data())})
+            specdec_gumbel_argmax(context, x, x == wide.data(), columns, columns, rows, at.data(), keys.data(), tokens.data(), scores.data());
     }
 }
 
@@ -127,6 +145,7 @@ int main() {
     products(context);
     attention(context);
     program(context);
+    sampling(context);
     const std::vector<u8> memory(1 << 16);
     u64 sum = 0;
     specdec_read(context, memory.data(), 1 << 16, &sum);

@@ -277,19 +277,3 @@ def test_moves_read_everything_before_they_write(
     reference.move_kv(expected, slots_from, slots_to)
     for cache, wanted in zip(caches, expected, strict=True):
         assert torch.equal(cache.view(torch.int8), wanted.view(torch.int8))
-
-
-@EXAMPLES
-@given(ROWS, st.integers(1, 70) | st.just(5000), st.integers(0, 3), st.floats(0, 0.02), THREADS, SEEDS)
-def test_argmax(
-    native: NativeKernels, level: str, rows: int, columns: int, margin: int, share: float, threads: int, seed: int
-) -> None:
-    """Ties, infinities and NaN included."""
-    kernels = Given(native, level, threads, seed).kernels
-    logits = torch.randint(-5, 6, (rows, columns)).float()
-    for bad in (math.nan, math.inf, -math.inf):
-        logits[torch.rand(rows, columns) < share] = bad
-    logits[0] = -math.inf
-    out = kernels.argmax(strided(logits, margin, 1))
-    assert torch.equal(out, reference.argmax(logits))
-    assert out.dtype == torch.int64

@@ -13,6 +13,7 @@
 #include "linear.h"
 #include "pool.h"
 #include "rowwise.h"
+#include "sampling.h"
 
 namespace specdec {
 namespace {
@@ -65,6 +66,7 @@ struct Context {
     std::vector<float> sums;
     std::unique_ptr<std::atomic<i64>[]> counters;
     i64 num_counters = 0;
+    std::vector<Candidate> candidates;
 };
 
 class Execution {
@@ -245,29 +247,6 @@ class Execution {
     StepRows rows_{};
 };
 
-// The first place of the largest of `count` numbers; a NaN counts as the largest.
-i64 first_largest(const float* x, i64 count) {
-    float best[LANES];
-    i64 i = 0;
-    float largest = x[0];
-    if (count >= LANES) {
-        for (int l = 0; l < LANES; l++) best[l] = x[l];
-        bool sound = true;
-        for (i = 0; i + LANES <= count; i += LANES)
-            for (int l = 0; l < LANES; l++) {
-                best[l] = x[i + l] > best[l] ? x[i + l] : best[l];
-                sound &= x[i + l] == x[i + l];
-            }
-        for (int l = 0; l < LANES; l++) largest = best[l] > largest ? best[l] : largest;
-        if (!sound) i = 0;
-    }
-    for (; i < count; i++) {
-        if (x[i] != x[i]) return std::find_if(x, x + count, [](float v) { return v != v; }) - x;
-        largest = x[i] > largest ? x[i] : largest;
-    }
-    return std::find(x, x + count, largest) - x;
-}
-
 template <class F>
 int guarded(F work) {
     try {
@@ -278,6 +257,20 @@ int guarded(F work) {
     } catch (const std::exception&) {
         return 2;
     }
+}
+
+// Every chunk of columns of every row, shared among the threads so that neighbours in memory stay together: what a
+// product wrote is still in the cache of the thread that wrote it. `work` is told the number of its item, row by row
+// within a chunk, and of its thread's first.
+template <class F>
+void each_chunk(Context& context, i64 rows, i64 columns, F work) {
+    context.pool.run([&](int index) {
+        const Share mine = share(rows * num_chunks(columns), index, context.pool.size());
+        for (i64 item = mine.first; item < mine.last; item++) {
+            const i64 first = item / rows * COLUMNS;
+            work(item % rows, Share{first, std::min(first + COLUMNS, columns)}, item, mine.first);
+        }
+    });
 }
 
 }  // namespace
@@ -341,13 +334,76 @@ int specdec_move(void* opaque, u8* const* caches, i64 num_caches, i64 bytes, con
     });
 }
 
-int specdec_argmax(void* opaque, const float* x, i64 rows, i64 columns, i64 stride, i64* out) {
+// Of each row the first place of the largest, and the largest itself; a NaN counts as the largest.
+int specdec_largest(void* opaque, const float* x, i64 rows, i64 columns, i64 stride, i64* tokens, float* values) {
     auto& context = *static_cast<Context*>(opaque);
     return guarded([&] {
         const std::lock_guard<std::mutex> lock(context.mutex);
+        std::vector<float> tops(static_cast<size_t>(rows * num_chunks(columns)));
+        each_chunk(context, rows, columns, [&](i64 row, const Share& chunk, i64 item, i64) {
+            tops[static_cast<size_t>(item)] = largest_of(x + row * stride + chunk.first, chunk.last - chunk.first);
+        });
+        for (i64 r = 0; r < rows; r++) {
+            i64 best = r;  // item r is the first chunk of row r
+            const auto top = [&](i64 item) { return tops[static_cast<size_t>(item)]; };
+            for (i64 i = r + rows; i < rows * num_chunks(columns); i += rows)
+                if (top(best) == top(best) && !(top(i) <= top(best))) best = i;
+            const i64 first = best / rows * COLUMNS;
+            values[r] = top(best);
+            tokens[r] = first + first_equal(x + r * stride + first, std::min(COLUMNS, columns - first), values[r]);
+        }
+    });
+}
+
+// The logarithm of each row's sum of e^x.
+int specdec_logsumexp(void* opaque, const float* x, i64 rows, i64 columns, i64 stride, double* out) {
+    auto& context = *static_cast<Context*>(opaque);
+    return guarded([&] {
+        const std::lock_guard<std::mutex> lock(context.mutex);
+        std::vector<Mass> masses(static_cast<size_t>(rows * num_chunks(columns)));
+        each_chunk(context, rows, columns, [&](i64 row, const Share& chunk, i64 item, i64) {
+            masses[static_cast<size_t>(item)] = mass_of(x + row * stride + chunk.first, chunk.last - chunk.first);
+        });
+        for (i64 r = 0; r < rows; r++) out[r] = log_mass(masses.data() + r, num_chunks(columns), rows);
+    });
+}
+
+// For each of `draws` keys the token of row `at[i]` whose logit plus noise is highest, and that sum. Logits are doubles
+// if `is_double`.
+int specdec_gumbel_argmax(void* opaque, const void* x, i64 is_double, i64 columns, i64 stride, i64 draws, const i64* at,
+                          const NoiseKey* keys, i64* tokens, double* scores) {
+    auto& context = *static_cast<Context*>(opaque);
+    return guarded([&] {
+        const std::lock_guard<std::mutex> lock(context.mutex);
+        std::vector<Drawn> drawn(static_cast<size_t>(draws * num_chunks(columns)));
+        each_chunk(context, draws, columns, [&](i64 d, const Share& chunk, i64 item, i64 first_item) {
+            const Drawn earlier = item - draws < first_item ? Drawn() : drawn[static_cast<size_t>(item - draws)];
+            const auto from = [&](const auto* row) { return draw(row, chunk.first, chunk.last, keys[d], earlier); };
+            drawn[static_cast<size_t>(item)] = is_double ? from(static_cast<const double*>(x) + at[d] * stride)
+                                                         : from(static_cast<const float*>(x) + at[d] * stride);
+        });
+        for (i64 d = 0; d < draws; d++) {
+            Drawn best = drawn[static_cast<size_t>(d)];
+            for (i64 i = d + draws; i < draws * num_chunks(columns); i += draws)
+                if (best.score == best.score && !(drawn[static_cast<size_t>(i)].score <= best.score))
+                    best = drawn[static_cast<size_t>(i)];
+            tokens[d] = std::max<i64>(0, best.token);
+            scores[d] = best.score;
+        }
+    });
+}
+
+// Each row as its filter leaves it, [rows, columns] without gaps.
+int specdec_filter(void* opaque, const float* x, i64 rows, i64 columns, i64 stride, const RowFilter* filters, float* out) {
+    auto& context = *static_cast<Context*>(opaque);
+    return guarded([&] {
+        const std::lock_guard<std::mutex> lock(context.mutex);
+        const i64 room = columns + 1;
+        context.candidates.resize(static_cast<size_t>(room * context.pool.size()));
         context.pool.run([&](int index) {
             const Share mine = share(rows, index, context.pool.size());
-            for (i64 r = mine.first; r < mine.last; r++) out[r] = first_largest(x + r * stride, columns);
+            for (i64 r = mine.first; r < mine.last; r++)
+                filter_row(x + r * stride, columns, filters[r], context.candidates.data() + room * index, out + r * columns);
         });
     });
 }

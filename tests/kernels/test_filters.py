@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.sampling import filters
-from specdec.sampling.filters import filter_rows
+from specdec.kernels import filters
+from specdec.kernels.filters import filter_rows
 
 VOCAB = 6000
 CASES = [

@@ -26,6 +26,8 @@ def filter_rows(logits: torch.Tensor, top_k: Sequence[int], top_p: Sequence[floa
     keeps at least one token; min-p is relative to the likeliest token.
     """
     vocab_size = logits.shape[-1]
+    if all(not 0 < k < vocab_size for k in top_k) and min(top_p, default=1.0) >= 1.0 and not any(min_p):
+        return
     limits = [k if 0 < k < vocab_size else vocab_size for k in top_k]
     floors = logits.new_full((len(limits),), float("-inf"))
     ranked = [i for i, limit in enumerate(limits) if limit < vocab_size or top_p[i] < 1.0]
