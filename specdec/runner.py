@@ -28,7 +28,7 @@ from specdec.sampling.process import process_logits, sampling_rows
 from specdec.sampling.verify import verify
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
-from specdec.step.model import Model
+from specdec.step.model import Computed, Model, compute
 from specdec.step.paths import path_moves
 from specdec.step.record import StepRecord
 from specdec.types import EMPTY_DRAFT, Draft, Logprob, ProposerWarning, Verdict
@@ -114,21 +114,13 @@ class Runner:
         with record.time("batch"):
             batch = Batch.build(Schedule(rows), self.kv.block_size, self.device)
         with record.time("forward"):
-            hidden, aux = self._forward(batch)
-            needed = hidden if len(batch.logits_indices) == len(hidden) else hidden[batch.logits_indices]
-            logits = self.model.compute_logits(needed)
+            computed = compute(self.model, batch, self.kv, self._aux_layers)
         with record.time("sample"):
-            judged = iter(self._verify(logits, batch))
+            judged = iter(self._verify(computed, batch))
             verdicts = [next(judged) if row.num_logits else Verdict() for row in rows]
-            for sequence, states in target_states(batch, verdicts, self._wants, hidden, aux, logits).items():
+            for sequence, states in target_states(batch, verdicts, self._wants, computed).items():
                 self._states[sequence] = with_missed(self._missed.get(sequence, ()), states)
-            return self._with_prompt_logprobs(verdicts, hidden, batch)
-
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """Final states, and the layers' inputs that some proposer wants."""
-        if not self._aux_layers:
-            return self.model.forward(batch, self.kv), {}
-        return self.model.forward_with_aux(batch, self.kv, self._aux_layers)
+            return self._with_prompt_logprobs(verdicts, computed.hidden, batch)
 
     def _with_draft_probs(self, row: ScheduledRow) -> ScheduledRow:
         """Give a draft back the law it was drawn from, which never left this side."""
@@ -137,12 +129,14 @@ class Runner:
             return row
         return replace(row, draft=replace(row.draft, draft_probs=probs[: row.num_draft_tokens]))
 
-    def _verify(self, logits: torch.Tensor, batch: Batch) -> list[Verdict]:
+    def _verify(self, computed: Computed, batch: Batch) -> list[Verdict]:
         """Verdicts of the rows that take logits, in order."""
-        rows = sampling_rows(batch)
+        rows, logits = sampling_rows(batch), computed.logits
         if not rows:
             return []
-        verdicts = verify(process_logits(logits, rows, self.kernels), rows, self.verifier, self.kernels)
+        processed = process_logits(logits, rows, self.kernels)
+        largest = computed.largest if processed is logits else None
+        verdicts = verify(processed, rows, self.verifier, self.kernels, largest)
         starts = [start for start, row in zip(batch.logits_start, batch.rows, strict=False) if row.num_logits]
         for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
             wanted = row.params.logprobs

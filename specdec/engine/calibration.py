@@ -17,6 +17,7 @@ from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.runner import Runner
 from specdec.step.batch import Batch
+from specdec.step.model import compute
 from specdec.step.record import StepRecord
 from specdec.types import MAX_DRAFT_NODES, Draft, Request, SamplingParams
 
@@ -115,5 +116,4 @@ def _time(runner: Runner, sequence: Sequence, size: int, clock: Callable[[], flo
 @torch.inference_mode()
 def _forward(runner: Runner, row: ScheduledRow) -> None:
     batch = Batch.build(Schedule((row,)), runner.kv.block_size, runner.device)
-    hidden = runner.model.forward(batch, runner.kv)
-    runner.model.compute_logits(hidden[batch.logits_indices])
+    compute(runner.model, batch, runner.kv)

@@ -18,6 +18,7 @@ from specdec.core.sequence import Sequence as Sample
 from specdec.engine import Engine
 from specdec.eval.results import Curve, CurvePoint
 from specdec.step.batch import Batch
+from specdec.step.model import compute
 from specdec.types import Draft, Request, SamplingParams
 
 SIZES = (1, 8, 12, 16, 24, 32, 48, 64)
@@ -81,8 +82,7 @@ class CurveTimer:
         runner = self._engine.runner
         batch = Batch.build(Schedule((row,)), runner.kv.block_size, runner.device)
         start = time.perf_counter()
-        hidden = runner.model.forward(batch, runner.kv)
-        runner.model.compute_logits(hidden[batch.logits_indices])
+        compute(runner.model, batch, runner.kv)
         return time.perf_counter() - start
 
 

@@ -21,6 +21,10 @@ from specdec.models.quantize import Scheme, pack_parts
 from specdec.models.rope import RopeTable
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
+from specdec.step.model import Computed
+
+_Variant = tuple[tuple[int, ...], bool]
+"""Of a recorded forward pass: the layers whose inputs it answers, and whether it goes on to the logits."""
 
 
 class Decoder(nn.Module):
@@ -45,7 +49,7 @@ class Decoder(nn.Module):
         self.ropes = nn.ModuleList(RopeTable(rope, max_model_len) for rope in distinct)
         self._dtype: torch.dtype | None = None
         self._kv_dtype: torch.dtype | None = None
-        self._programs: WeakKeyDictionary[KVCache, dict[tuple[int, ...], Program | None]] = WeakKeyDictionary()
+        self._programs: WeakKeyDictionary[KVCache, dict[_Variant, Program | None]] = WeakKeyDictionary()
 
     def first_layers(self, count: int) -> Decoder:
         """The model of the first `count` layers, which shares this one's parameters: what drafts for itself."""
@@ -89,21 +93,37 @@ class Decoder(nn.Module):
         hidden, *aux = program(batch.inputs())
         return hidden, dict(zip(aux_layers, aux, strict=True))
 
-    def _program(self, kv: KVCache, aux_layers: tuple[int, ...]) -> Program | None:
-        """The whole forward pass over a cache as one program, None if the kernels have to be called one by one."""
-        programs = self._programs.setdefault(kv, {})
-        if aux_layers not in programs:
-            programs[aux_layers] = self._record(kv, aux_layers)
-        return programs[aux_layers]
+    def compute(self, batch: Batch, kv: KVCache, aux_layers: Sequence[int] = ()) -> Computed:
+        """The same, and the logits of all tokens and the largest of each."""
+        aux_layers = tuple(aux_layers)
+        program = self._program(kv, aux_layers, with_logits=True)
+        if program is None:
+            hidden, aux = self.forward_with_aux(batch, kv, aux_layers)
+            return Computed(hidden, aux, self.compute_logits(hidden))
+        logits, tokens, values, hidden, *states = program(batch.inputs())
+        return Computed(hidden, dict(zip(aux_layers, states, strict=True)), logits, (tokens, values))
 
-    def _record(self, kv: KVCache, aux_layers: tuple[int, ...]) -> Program | None:
+    def _program(self, kv: KVCache, aux_layers: tuple[int, ...], *, with_logits: bool = False) -> Program | None:
+        """The whole forward pass over a cache as one program, None if the kernels have to be called one by one."""
+        programs, key = self._programs.setdefault(kv, {}), (aux_layers, with_logits)
+        if key not in programs:
+            programs[key] = self._record(kv, aux_layers, with_logits=with_logits)
+        return programs[key]
+
+    def _record(self, kv: KVCache, aux_layers: tuple[int, ...], *, with_logits: bool) -> Program | None:
         if any(layer.moe for layer in self.config.layers):
             return None  # which expert sees which token is not known beforehand
+        if with_logits and self.config.final_soft_cap is not None:
+            return None  # no kernel caps logits
         batch = Batch.placeholder()
 
         def compute() -> list[torch.Tensor]:
             hidden, aux = self._compute(batch, kv, aux_layers)
-            return [hidden, *(aux[layer] for layer in aux_layers)]
+            states = [hidden, *(aux[layer] for layer in aux_layers)]
+            if not with_logits:
+                return states
+            logits = self.compute_logits(hidden)
+            return [logits, *self.kernels.largest(logits), *states]
 
         return self.kernels.record(compute, batch.inputs())
 

@@ -12,6 +12,7 @@ from specdec.core.scheduler import ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import TargetStates, Wants
 from specdec.step.batch import Batch
+from specdec.step.model import Computed
 from specdec.types import Verdict
 
 MOST_POSITIONS = 4096
@@ -22,15 +23,13 @@ def target_states(
     batch: Batch,
     verdicts: Many[Verdict],
     wants: Mapping[str, Wants],
-    hidden: torch.Tensor,
-    aux: Mapping[int, torch.Tensor],
-    logits: torch.Tensor,
+    computed: Computed,
 ) -> dict[Sequence, TargetStates]:
     """By sequence what its proposer wants; `wants` is by proposer.
 
-    `hidden` [T, hidden] and `aux` by layer [T, hidden] are of the batch's tokens, `logits` [L, vocab] of its logits
-    positions, `verdicts` one a row.
+    `computed` is of the batch; `verdicts` are one a row.
     """
+    hidden, aux, logits, _ = computed
     states, at = {}, 0
     for row, verdict, first in zip(batch.rows, verdicts, batch.logits_start, strict=False):
         wanted = wants[row.proposer]

@@ -33,14 +33,19 @@ def coupled(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> li
     return [walk.verdict() for walk in walks]
 
 
-def greedy(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> list[Verdict]:
-    """Commit the argmax, go on while it equals the draft."""
+def greedy(
+    logits: torch.Tensor,
+    spans: Sequence[Span],
+    kernels: Kernels,
+    largest: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> list[Verdict]:
+    """Commit the argmax, go on while it equals the draft. `largest` is that of all logits, if it is known."""
     if not spans:
         return []
-    tokens, largest = (each.tolist() for each in kernels.largest(logits))
+    tokens, tops = (each.tolist() for each in largest or kernels.largest(logits))
     walks = [_Walk(span) for span in spans]
     for walk in walks:
-        while walk.commit(tokens[walk.at], largest[walk.at]):
+        while walk.commit(tokens[walk.at], tops[walk.at]):
             pass
     return [walk.verdict() for walk in walks]
 

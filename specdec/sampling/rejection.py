@@ -70,7 +70,9 @@ def emission_logits(logits: torch.Tensor, spans: Sequence[Span], accepted: Seque
         if count == len(span.row.draft):
             continue
         if span.row.draft.draft_probs is None:
-            weights[i, span.row.draft.token_ids[count]] = float("-inf")
+            weights[i, span.row.draft.token_ids[count]] -= float(
+                "inf"
+            )  # of an infinite logit a NaN is left, which shows
         else:
             drawn.append(i)
     if drawn:

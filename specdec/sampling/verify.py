@@ -48,12 +48,18 @@ VERIFIERS: Mapping[str, Verifier] = {
 """By name; `specdec.config.EXACTNESS` says what each promises."""
 
 
-def verify(logits: torch.Tensor, rows: Sequence[SamplingRow], verifier: str, kernels: Kernels) -> list[Verdict]:
+def verify(
+    logits: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    verifier: str,
+    kernels: Kernels,
+    largest: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> list[Verdict]:
     """One verdict per sequence from processed logits [L, V]: a row at its last committed token, one per draft node.
 
     Sequences with temperature 0 are verified by argmax, the others by `verifier`. A sequence that gets to a row with
     no usable law (NaN, infinite, or no possible token) keeps what it accepted before and is answered an error; the
-    others do not notice.
+    others do not notice. `largest` is `kernels.largest(logits)`, where it is known.
     """
     if verifier not in VERIFIERS:
         raise ValueError(unknown_name("verifier", verifier, VERIFIERS))
@@ -64,7 +70,7 @@ def verify(logits: torch.Tensor, rows: Sequence[SamplingRow], verifier: str, ker
     chains = [span for span in sampled if span.row.draft.parents is None]
     trees = [span for span in sampled if span.row.draft.parents is not None]
     rule = VERIFIERS[verifier]
-    verdicts = greedy(logits, argmax, kernels)
+    verdicts = greedy(logits, argmax, kernels, largest)
     if sampled:
         verdicts += [*rule.chains(logits, chains, kernels), *rule.trees(logits, trees, kernels)]
     by_start = dict(zip((span.start for span in (*argmax, *chains, *trees)), verdicts, strict=True))

@@ -9,6 +9,7 @@ from specdec.core.sequence import Sequence
 from specdec.proposers.base import NOTHING, Wants
 from specdec.proposers.states import target_states
 from specdec.step.batch import Batch
+from specdec.step.model import Computed
 from specdec.types import Draft, Request, SamplingParams, Verdict
 
 ALL = Wants(hidden=True, aux_layers=(2,), logits=True)
@@ -31,7 +32,7 @@ def test_what_was_rejected_is_left_out_of_states_but_not_of_logits() -> None:
     hidden = torch.arange(batch.num_tokens, dtype=torch.float64)[:, None]
     logits = torch.arange(len(batch.logits_indices), dtype=torch.float64)[:, None]
     verdicts = [Verdict((8, 9, 0), (1, 2)), Verdict((5, 0), (0,)), Verdict((0,))]
-    states = target_states(batch, verdicts, {"x": ALL, "y": NOTHING}, hidden, {2: hidden + 100}, logits)
+    states = target_states(batch, verdicts, {"x": ALL, "y": NOTHING}, Computed(hidden, {2: hidden + 100}, logits))
     tree, chain = (states.pop(each.sequence) for each in rows[:2])
     assert not states
     assert (tree.start, tree.end, tree.path) == (1, 5, (1, 2))
@@ -50,6 +51,8 @@ def test_a_chunk_of_a_prompt_has_states_and_no_logits() -> None:
     chunk = row("chunk", 9, 2, Draft())
     cut = ScheduledRow(chunk.sequence, 2, 3)
     batch = Batch.build(Schedule((cut,)), 4, torch.device("cpu"))
-    states = target_states(batch, [Verdict()], {"x": ALL}, torch.zeros(3, 1), {2: torch.zeros(3, 1)}, torch.empty(0, 1))
+    states = target_states(
+        batch, [Verdict()], {"x": ALL}, Computed(torch.zeros(3, 1), {2: torch.zeros(3, 1)}, torch.empty(0, 1))
+    )
     left = states[chunk.sequence]
     assert (left.start, left.end, left.judged, left.logits) == (2, 5, (), None)

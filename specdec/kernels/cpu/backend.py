@@ -23,6 +23,7 @@ from specdec.kernels.cpu.library import (
     KIND_F32,
     KIND_Q4,
     KIND_Q8,
+    LARGEST,
     LINEAR,
     RMS_NORM,
     ROTATE,
@@ -81,14 +82,14 @@ class CpuKernels:
         out = torch.empty(len(x), outputs)
         sizes = (weight.kind, inputs, outputs, _row_stride(x), outputs)
         offset = None if bias is None else _floats(bias)
-        self._do(Call(LINEAR, (x, weight.data, offset, out), sizes, out=3), len(x))
+        self._do(Call(LINEAR, (x, weight.data, offset, out), sizes, out=(3,)), len(x))
         return out
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         weight = self._packed(weight)
         out = torch.empty(len(token_ids), weight.shape[1])
         sizes = (weight.kind, weight.shape[1], weight.shape[0], weight.shape[1])
-        self._do(Call(EMBED, (token_ids, weight.data, out), sizes, out=2), len(token_ids))
+        self._do(Call(EMBED, (token_ids, weight.data, out), sizes, out=(2,)), len(token_ids))
         return out
 
     def _packed(self, weight: Weight) -> PackedWeight:
@@ -101,25 +102,27 @@ class CpuKernels:
         out = torch.empty(x.shape)
         count = x[0].numel() // size
         sizes = (count, size, _row_stride(x), count * size, int(unit_offset))
-        self._do(Call(RMS_NORM, (x, _floats(weight), out), sizes, (eps,), out=2), len(x))
+        self._do(Call(RMS_NORM, (x, _floats(weight), out), sizes, (eps,), out=(2,)), len(x))
         return out
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty(x.shape)
         sizes = (x.shape[-1], _row_stride(x), _row_stride(y), x.shape[-1])
-        self._do(Call(ADD, (x, y, out), sizes, out=2), len(x))
+        self._do(Call(ADD, (x, y, out), sizes, out=(2,)), len(x))
         return out
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         out = torch.empty(x.shape)
-        self._do(Call(SCALE, (x, None, out), (x.shape[-1], _row_stride(x), 0, x.shape[-1]), (factor,), out=2), len(x))
+        self._do(
+            Call(SCALE, (x, None, out), (x.shape[-1], _row_stride(x), 0, x.shape[-1]), (factor,), out=(2,)), len(x)
+        )
         return out
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         _, heads, size = x.shape
         out = torch.empty(x.shape)
         sizes = (heads, size, cos.shape[-1], _row_stride(x), heads * size)
-        self._do(Call(ROTATE, (x, _floats(cos), _floats(sin), positions, out), sizes, out=4), len(x))
+        self._do(Call(ROTATE, (x, _floats(cos), _floats(sin), positions, out), sizes, out=(4,)), len(x))
         return out
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
@@ -131,7 +134,7 @@ class CpuKernels:
     def _gate(self, x: torch.Tensor, *, is_silu: bool) -> torch.Tensor:
         size = x.shape[-1] // 2
         out = torch.empty(len(x), size)
-        self._do(Call(GATE, (x, None, out), (size, _row_stride(x), 0, size, int(is_silu)), out=2), len(x))
+        self._do(Call(GATE, (x, None, out), (size, _row_stride(x), 0, size, int(is_silu)), out=(2,)), len(x))
         return out
 
     def write_kv(
@@ -183,7 +186,7 @@ class CpuKernels:
             _row_stride(query),
             heads * size,
         )
-        call = Call(ATTEND, (query, key_cache, value_cache, out), sizes, (scale, soft_cap or 0.0), out=3)
+        call = Call(ATTEND, (query, key_cache, value_cache, out), sizes, (scale, soft_cap or 0.0), out=(3,))
         rows = (query_start_loc, seq_lens, committed_lens, block_tables, ancestor_masks)
         inputs = (None, positions, None, *rows)
         if self._recorder is not None:
@@ -197,6 +200,11 @@ class CpuKernels:
         self.library.read(memory)
 
     def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._recorder is not None:
+            tokens, values = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+            sizes = (logits.shape[-1], _row_stride(logits))
+            self._do(Call(LARGEST, (logits, tokens, values), sizes, out=(1, 2)), len(logits))
+            return tokens, values
         return self.library.largest(logits) if _is_matrix(logits) else reference.largest(logits)
 
     def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,14 @@ from specdec.kernels.cpu.library import ARENA, ATTEND, FIXED, INPUT, LINEAR, MAX
 
 @dataclass(frozen=True)
 class Call:
-    """One op: its operands in the order that the op has them, None for one that it does without; `out` is the index
-    of the one that it fills."""
+    """One op: its operands in the order that the op has them, None for one that it does without; `out` are the
+    indices of those that it fills."""
 
     code: int
     operands: tuple[torch.Tensor | None, ...]
     sizes: tuple[int, ...]
     numbers: tuple[float, ...] = ()
-    out: int | None = None
+    out: tuple[int, ...] = ()
 
     def op(self, places: Sequence[tuple[int, int, int]]) -> Op:
         """As the library takes it, with the place of each operand."""
@@ -33,9 +33,10 @@ class Call:
         op.numbers[: len(self.numbers)] = self.numbers
         return op
 
-    def result(self) -> torch.Tensor | None:
-        """The tensor that it fills, None if it writes elsewhere."""
-        return None if self.out is None else self.operands[self.out]
+    def results(self) -> list[torch.Tensor]:
+        """The tensors that it fills."""
+        filled = (self.operands[i] for i in self.out)
+        return [tensor for tensor in filled if tensor is not None]
 
     @property
     def is_rowwise(self) -> bool:
@@ -85,7 +86,7 @@ class Recorder:
 
     def finish(self, library: Library, results: Sequence[torch.Tensor]) -> RecordedProgram:
         """The program whose results are these tensors, each made by one of the calls."""
-        made = {tensor.data_ptr(): tensor.nbytes for call in self.calls if (tensor := call.result()) is not None}
+        made = {tensor.data_ptr(): tensor.nbytes for call in self.calls for tensor in call.results()}
         assert all(result.is_contiguous() and made.get(result.data_ptr()) == result.nbytes for result in results), (
             "a result that no kernel made"
         )
@@ -94,8 +95,8 @@ class Recorder:
         layout = _Layout(self.calls, self.inputs, results)
         ops = (Op * len(self.calls))(*(call.op([layout.place(t) for t in call.operands]) for call in self.calls))
         fixed = [t for call in self.calls for t in call.operands if t is not None and layout.place(t)[0] == FIXED]
-        shapes = [result.shape[1:] for result in results]
-        return RecordedProgram(library, ops, layout.row_bytes, shapes, fixed)
+        forms = [(result.shape[1:], result.dtype) for result in results]
+        return RecordedProgram(library, ops, layout.row_bytes, forms, fixed)
 
 
 class _Layout:
@@ -122,8 +123,8 @@ class _Layout:
                 if tensor is None or self._input(tensor) is not None:
                     continue
                 start = tensor.untyped_storage().data_ptr()
-                assert i != call.out or tensor.is_contiguous()
-                if i == call.out:
+                assert i not in call.out or tensor.is_contiguous()
+                if i in call.out:
                     row_bytes = -(-tensor.nbytes // len(tensor) // 64) * 64
                     self._buffers[start] = _Buffer(tensor.nbytes, row_bytes, phase, phase)
                 elif start in self._buffers:
@@ -172,13 +173,13 @@ class RecordedProgram:
         library: Library,
         ops: ctypes.Array[Op],
         row_bytes: int,
-        shapes: Sequence[torch.Size],
+        forms: Sequence[tuple[torch.Size, torch.dtype]],
         fixed: Sequence[torch.Tensor],
     ) -> None:
         self._library = library
         self._ops = ops
         self._row_bytes = row_bytes
-        self._shapes = shapes
+        self._forms = forms  # of a row of each result
         self._fixed = tuple(fixed)  # kept alive: the ops hold addresses
         self._arena = torch.empty(0, dtype=torch.uint8)
 
@@ -189,7 +190,7 @@ class RecordedProgram:
         needed = num_tokens * self._row_bytes + 64
         if self._arena.numel() < needed:
             self._arena = torch.empty(needed, dtype=torch.uint8)
-        results = [torch.empty((num_tokens, *shape), dtype=torch.float32) for shape in self._shapes]
+        results = [torch.empty((num_tokens, *shape), dtype=dtype) for shape, dtype in self._forms]
         step = Step(num_tokens)
         fill_inputs(step, (*inputs, *results))
         step.arena = self._arena.data_ptr() + -self._arena.data_ptr() % 64

@@ -31,7 +31,7 @@ struct Op {
     i64 sizes[12];
     double numbers[4];
 };
-enum Code : i64 { LINEAR = 0, EMBED, RMS_NORM, ROTATE, GATE, ADD, SCALE, WRITE_KV, ATTEND, COPY };
+enum Code : i64 { LINEAR = 0, EMBED, RMS_NORM, ROTATE, GATE, ADD, SCALE, WRITE_KV, ATTEND, COPY, LARGEST };
 
 // The inputs that attention looks at, of those of a step.
 enum Input : i64 { POSITIONS = 1, SLOTS, QUERY_START, SEQ_LENS, COMMITTED, TABLES, MASKS };
@@ -141,6 +141,7 @@ class Execution {
             case RMS_NORM: return norm(op, mine);
             case ROTATE: return turn(op, mine);
             case WRITE_KV: return write(op, mine);
+            case LARGEST: return largest(op, mine);
             default: return elementwise(op, mine);
         }
     }
@@ -218,6 +219,16 @@ class Execution {
                 write_entry(op.sizes[2], operand<float>(op, 0) + t * op.sizes[3] + g * size, size, operand<u8>(op, 2) + at);
                 write_entry(op.sizes[2], operand<float>(op, 1) + t * op.sizes[4] + g * size, size, operand<u8>(op, 3) + at);
             }
+    }
+
+    // sizes: columns, stride of x
+    void largest(const Op& op, Share mine) {
+        const i64 columns = op.sizes[0];
+        for (i64 t = mine.first; t < mine.last; t++) {
+            const float* x = operand<float>(op, 0) + t * op.sizes[1];
+            const float value = operand<float>(op, 2)[t] = largest_of(x, columns);
+            operand<i64>(op, 1)[t] = first_equal(x, columns, value);
+        }
     }
 
     // sizes: size, stride of the first, of the second, of out, silu; numbers: factor

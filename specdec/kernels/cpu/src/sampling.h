@@ -19,21 +19,25 @@ inline i64 num_chunks(i64 columns) { return (columns + COLUMNS - 1) / COLUMNS; }
 // The largest of `count` numbers; a NaN if there is one.
 template <class T>
 inline T largest_of(const T* x, i64 count) {
-    T best[LANES];
-    bool sound = true;
-    for (int l = 0; l < LANES; l++) best[l] = x[0];
+    constexpr int WIDE = 4 * LANES;  // no lane waits for the one before
+    T best[WIDE];
+    i32 wrong[WIDE] = {};
+    for (int l = 0; l < WIDE; l++) best[l] = x[0];
     i64 i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int l = 0; l < LANES; l++) {
+    for (; i + WIDE <= count; i += WIDE)
+        for (int l = 0; l < WIDE; l++) {
             best[l] = x[i + l] > best[l] ? x[i + l] : best[l];
-            sound &= x[i + l] == x[i + l];
+            wrong[l] |= x[i + l] != x[i + l];
         }
     for (; i < count; i++) {
         best[0] = x[i] > best[0] ? x[i] : best[0];
-        sound &= x[i] == x[i];
+        wrong[0] |= x[i] != x[i];
     }
-    for (int l = 1; l < LANES; l++) best[0] = best[l] > best[0] ? best[l] : best[0];
-    return sound ? best[0] : std::numeric_limits<T>::quiet_NaN();
+    for (int l = 1; l < WIDE; l++) {
+        best[0] = best[l] > best[0] ? best[l] : best[0];
+        wrong[0] |= wrong[l];
+    }
+    return wrong[0] ? std::numeric_limits<T>::quiet_NaN() : best[0];
 }
 
 inline i64 first_equal(const float* x, i64 count, float value) {
