@@ -144,7 +144,6 @@ class Runner:
                 verdicts[i] = replace(verdicts[i], logprobs=_logprobs(logits, start, verdicts[i], wanted))
         return verdicts
 
-    @torch.inference_mode()
     def keep_paths(self, schedule: Schedule, verdicts: Many[Verdict]) -> None:
         """Make the KV of accepted paths contiguous, so that a tree leaves behind what plain decoding would."""
         self._move_paths((self.kv,), schedule.rows, verdicts)
@@ -155,7 +154,9 @@ class Runner:
 
     def _move_paths(self, caches: Iterable[KVCache], rows: Many[ScheduledRow], verdicts: Many[Verdict]) -> None:
         moves = path_moves(rows, verdicts, self.kv.block_size)
-        if moves:
+        if not moves:
+            return
+        with torch.inference_mode():
             slots_from, slots_to = torch.tensor(moves, device=self.device).unbind(-1)
             for kv in caches:
                 kv.move(slots_from, slots_to, self.kernels)

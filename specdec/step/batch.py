@@ -197,4 +197,4 @@ def _tensors(
     whole = torch.from_numpy(np.array([*chain.from_iterable(columns)], dtype))
     if device.type != "cpu":
         whole = whole.to(device, non_blocking=True)
-    return torch.split(whole, [len(column) for column in columns])
+    return whole.split_with_sizes([len(column) for column in columns])

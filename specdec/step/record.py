@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 
 def read_clock() -> float:
     """The clock that steps are timed by where no other is given, in seconds."""
     return time.perf_counter()
+
+
+class _Timed(AbstractContextManager[None]):
+    """Adds the time of a `with` block to an entry of `times`. A step enters several, so it is no generator."""
+
+    def __init__(self, clock: Callable[[], float], times: dict[str, float], name: str) -> None:
+        self._clock, self._times, self._name = clock, times, name
+
+    def __enter__(self) -> None:
+        self._start = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._times[self._name] = self._times.get(self._name, 0.0) + self._clock() - self._start
 
 
 @dataclass
@@ -31,23 +44,13 @@ class StepRecord:
     """The same for its drafts, and for following what it did not draft for."""
     clock: Callable[[], float] = field(default=read_clock)
 
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
+    def time(self, stage: str) -> AbstractContextManager[None]:
         """Add the time of a `with` block to a stage."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            setattr(self, stage, getattr(self, stage) + self.clock() - start)
+        return _Timed(self.clock, vars(self), stage)
 
-    @contextmanager
-    def time_proposer(self, part: dict[str, float], name: str) -> Iterator[None]:
+    def time_proposer(self, part: dict[str, float], name: str) -> AbstractContextManager[None]:
         """The same for a proposer's part of `propose`, which is `hints` or `drafts`."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            part[name] = part.get(name, 0.0) + self.clock() - start
+        return _Timed(self.clock, part, name)
 
     @property
     def decoding(self) -> float:
