@@ -92,6 +92,8 @@ class Measured:
     """By temperature and variant (`PLAIN` too): answers by the prompt's index. Failed ones have an `error`."""
     groups: dict[tuple[float, int], dict[Variant, list[GroupTimes]]] = field(default_factory=dict)
     """By temperature and batch size: groups that every variant has decoded, in the same order for each."""
+    timed: dict[tuple[float, int], list[int]] = field(default_factory=dict)
+    """The same for the prompt that is the first of each group."""
     curve: Curve | None = None
     interrupted: bool = False
 
@@ -192,6 +194,7 @@ class _Measurement:
         """Decode each group with every variant, a different one first each time."""
         plan = self._plan
         found = self._measured.groups[temperature, batch_size] = {variant: [] for variant in self._variants}
+        timed = self._measured.timed[temperature, batch_size] = []
         for number, places in enumerate(plan.timed_groups(batch_size)):
             if batch_size == 1:
                 next(rounds, None)
@@ -202,6 +205,7 @@ class _Measurement:
                 for variant in (*self._variants[first:], *self._variants[:first])
             }
             if not any(answer.error for group in row.values() for answer in group.answers):
+                timed.append(places[0][0])
                 for variant, group in row.items():
                     found[variant].append(group)
 

@@ -185,6 +185,7 @@ def sections(result: Result) -> list[Section]:
             "parts explain the whole.",
             (
                 speed.speed(result),
+                speed.group_speed(result),
                 speed.prediction(result),
                 speed.draft_lengths(result),
                 *([] if result.curve is None else [speed.curve(result.curve)]),

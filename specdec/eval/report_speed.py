@@ -19,7 +19,7 @@ from specdec.eval.report_tables import (
     which_plain,
 )
 from specdec.eval.report_text import interval, milliseconds, number, percent, signed_percent, significant
-from specdec.eval.results import Curve, Prediction, Result
+from specdec.eval.results import Curve, Prediction, Result, Timing
 
 TIMING = (
     Column("batch"),
@@ -55,6 +55,42 @@ def speed(result: Result) -> Table:
         for run in result.runs
     )
     return Table("Speed by batch size", columns, (plain, *bodies))
+
+
+def group_speed(result: Result) -> Table:
+    """Both sides of batch 1 for each task and category."""
+    columns = (
+        *(*WHICH, Column("task"), Column("category"), Column("prompts")),
+        *(Column("plain tokens/s", "tokens_per_second"), Column("tokens/s", "tokens_per_second")),
+        *(MEASURED, PREDICTED, GAP),
+    )
+    bodies = tuple(
+        tuple(
+            (
+                *which(run),
+                Cell(each.task),
+                Cell(each.category or "all"),
+                Cell(number(each.speed.plain.num_answers)),
+                _side(each.speed.plain),
+                _side(each.speed.proposer),
+                Cell(number(each.speed.speedup.value), interval(each.speed.speedup)),
+                EMPTY if each.prediction is None else Cell(number(each.prediction.predicted_speedup)),
+                EMPTY if each.prediction is None else Cell(signed_percent(each.prediction.gap)),
+            )
+            for each in run.group_speeds
+        )
+        for run in result.runs
+    )
+    return Table("Speed at batch 1 by task and category", columns, bodies)
+
+
+def _side(timing: Timing) -> Cell:
+    took = f"{number(timing.num_answers)} answers, {number(timing.num_tokens)} tokens in {number(timing.seconds)} s"
+    per_token = timing.time_per_output_token
+    return Cell(
+        number(timing.tokens_per_second, 1),
+        took if per_token is None else f"{took}, {milliseconds(per_token)} ms each",
+    )
 
 
 def _against(rate: float, num_tokens: int, seconds: float) -> Cell:

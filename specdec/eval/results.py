@@ -184,7 +184,7 @@ class Prediction:
     """
 
     tokens_per_step: float
-    """Of the timed prompts, as the acceptance pass saw them."""
+    """Of the timed prompts, when they were timed."""
     draft_lengths: tuple[float, ...]
     """`draft_lengths[m]`: the share of their steps that verified m draft tokens (nodes, in a tree)."""
     forward_1: float
@@ -226,6 +226,18 @@ class Prediction:
         share = sum(self.draft_lengths[1:])
         mean = sum(m * part for m, part in enumerate(self.draft_lengths)) / share if share else 0.0
         return self.draft_cost / mean if mean else 0.0
+
+
+@dataclass(frozen=True)
+class GroupSpeed:
+    """A task's part of the prompts that were timed at batch 1, or a category's."""
+
+    task: str
+    category: str | None
+    """None: the whole task."""
+    speed: Speed
+    prediction: Prediction | None
+    """By the curve of all timed prompts."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +308,8 @@ class Run:
     """By batch size; empty where nothing was timed."""
     prediction: Prediction | None = None
     """None where batch 1 was not timed."""
+    group_speeds: tuple[GroupSpeed, ...] = ()
+    """Of batch 1: each task's, then each category's, in the order of the prompts."""
     complete: bool = True
     """False: interrupted before every prompt was answered and every batch size timed. What is here was measured."""
     alarm: str | None = None

@@ -51,10 +51,10 @@ def draft_lengths(answers: Iterable[Answer]) -> tuple[float, ...]:
     return tuple(nodes.count(m) / len(nodes) for m in range(max(nodes) + 1)) if nodes else ()
 
 
-def predict(answers: Sequence[Answer], curve: Curve, plain: Groups, proposer: Groups) -> Prediction | None:
-    """The speed-up at batch 1. `answers` are the acceptance pass's to the prompts of the timed groups, which had one
-    prompt each. None where no step could be timed."""
+def predict(curve: Curve, plain: Groups, proposer: Groups) -> Prediction | None:
+    """The speed-up at batch 1, from groups of one prompt each. None where no step could be timed."""
     own, base = step_times(proposer), step_times(plain)
+    answers = [answer for group in proposer for answer in group.answers]
     lengths = draft_lengths(answers)
     num_plain, num_own = (sum(group.num_tokens for group in groups) for groups in (plain, proposer))
     if not lengths or not num_plain or not num_own:

@@ -10,7 +10,7 @@ from specdec.eval.acceptance import Answered, exactness, groups, output_ranges, 
 from specdec.eval.measure import PLAIN, Measured, Plan, Variant, measure
 from specdec.eval.origin import describe
 from specdec.eval.progress import Status
-from specdec.eval.results import Origin, Piece, PlainRun, Prediction, Result, Run, Sample, Settings, Speed
+from specdec.eval.results import GroupSpeed, Origin, Piece, PlainRun, Prediction, Result, Run, Sample, Settings, Speed
 from specdec.eval.session import Answer
 from specdec.eval.speed import predict, speed, timing
 from specdec.eval.stats import Bootstrap, distinct
@@ -87,6 +87,7 @@ class Summary:
             samples=tuple(self._sample(index, answers[index]) for index in self._sampled(answers)),
             speeds=self._speeds(temperature, variant),
             prediction=self._prediction(temperature, variant),
+            group_speeds=self._group_speeds(temperature, variant),
             complete=self._is_complete(temperature, variant),
             alarm=alarm(variant.proposer, total(ordered), num_tokens),
         )
@@ -99,14 +100,26 @@ class Summary:
         )
 
     def _prediction(self, temperature: float, variant: Variant) -> Prediction | None:
-        """Over the prompts whose groups were decoded at batch 1, in that order."""
+        """Over the prompts whose groups were decoded at batch 1."""
         timed, curve = self._measured.groups.get((temperature, 1), {}), self._measured.curve
-        own = timed.get(variant, [])
-        if not own or curve is None:
+        if not timed.get(variant) or curve is None:
             return None
-        answers = self._sound[temperature, variant]
-        known = [answers[index] for index in self._plan.timed[: len(own)] if index in answers]
-        return predict(known, curve, timed[PLAIN], own)
+        return predict(curve, timed[PLAIN], timed[variant])
+
+    def _group_speeds(self, temperature: float, variant: Variant) -> tuple[GroupSpeed, ...]:
+        """The same by task and category, and how fast they were."""
+        timed, curve = self._measured.groups.get((temperature, 1), {}), self._measured.curve
+        parts: dict[tuple[str, str | None], list[int]] = {}
+        prompts = [self._plan.prompts[index] for index in self._measured.timed.get((temperature, 1), [])]
+        for whole in (True, False):
+            for place, prompt in enumerate(prompts):
+                parts.setdefault((prompt.task, None if whole else prompt.category), []).append(place)
+        found = []
+        for (task, category), places in parts.items():
+            plain, own = ([timed[each][place] for place in places] for each in (PLAIN, variant))
+            predicted = None if curve is None else predict(curve, plain, own)
+            found.append(GroupSpeed(task, category, speed(1, plain, own, self._bootstrap), predicted))
+        return tuple(found)
 
     def _is_complete(self, temperature: float, variant: Variant) -> bool:
         if not self._measured.interrupted:

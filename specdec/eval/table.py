@@ -17,6 +17,8 @@ def table(result: Result) -> str:
         parts.append(_acceptance(result.runs))
     if speeds := _speeds(result.runs):
         parts.append(speeds)
+    if group_speeds := _group_speeds(result.runs):
+        parts.append(group_speeds)
     if result.curve is not None:
         parts.append(_curve(result.curve))
     if result.runs:
@@ -98,6 +100,31 @@ def _speeds(runs: Iterable[Run]) -> str:
                 )
             )
     return "Speed. c: time of a draft / time of the target's forward pass\n" + align(rows) if len(rows) > 1 else ""
+
+
+def _group_speeds(runs: Iterable[Run]) -> str:
+    """By category where there are several, else by task; nothing where all prompts are of one kind."""
+    header = (*_RUN, "task", "category", "prompts", "plain tok/s", "tok/s", "speed-up", "95 % interval")
+    rows: Rows = [(*header, "predicted", "gap")]
+    for run in runs:
+        categories = [each for each in run.group_speeds if each.category is not None]
+        for number, each in enumerate(categories if len(categories) > 1 else ()):
+            predicted = each.prediction
+            rows.append(
+                (
+                    *_name(run, number == 0),
+                    each.task,
+                    each.category or "",
+                    str(each.speed.plain.num_answers),
+                    f"{each.speed.plain.tokens_per_second:.1f}",
+                    f"{each.speed.proposer.tokens_per_second:.1f}",
+                    f"{each.speed.speedup.value:.2f}",
+                    _interval(each.speed.speedup),
+                    "" if predicted is None else f"{predicted.predicted_speedup:.2f}",
+                    "" if predicted is None else f"{100 * predicted.gap:+.0f} %",
+                )
+            )
+    return "Speed at batch 1 by category\n" + align(rows) if len(rows) > 1 else ""
 
 
 def _per_token(timing: Timing) -> str:

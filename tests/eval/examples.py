@@ -9,6 +9,7 @@ from specdec.eval.results import (
     Estimate,
     Exactness,
     Group,
+    GroupSpeed,
     Machine,
     Origin,
     OutputRange,
@@ -88,6 +89,13 @@ def run(
         samples=samples,
         speeds=(speed(1, 41.3), speed(4, 17.9)),
         prediction=prediction,
+        group_speeds=(
+            GroupSpeed("chat", None, speed(1, 43.7), prediction),
+            GroupSpeed("code", None, speed(1, 47.9), prediction),
+            GroupSpeed("chat", "chat", speed(1, 43.7), prediction),
+            GroupSpeed("code", "python", speed(1, 53.1), prediction),
+            GroupSpeed("code", "rust", speed(1, 59.3), prediction),
+        ),
         complete=complete,
         alarm=alarm,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.eval.results import Curve, CurvePoint
@@ -51,9 +53,10 @@ def test_lengths_are_shares_of_steps() -> None:
 
 
 def test_prediction_by_hand() -> None:
-    answers = [answer([drafted(1, 4, 3), undrafted(5)]), answer([drafted(1, 4, 4), undrafted(6)])]
-    plain, own = [group(11, 11, 11.0, rest=1.1)], [group(11, 4, 5.0, propose=0.4, rest=0.8)]
-    made = predict(answers, CURVE, plain, own)
+    answers = (answer([drafted(1, 4, 3), undrafted(5)]), answer([drafted(1, 4, 4), undrafted(6)]))
+    plain = [group(11, 11, 11.0, rest=1.1)]
+    own = [replace(group(11, 4, 5.0, propose=0.4, rest=0.8), answers=answers)]
+    made = predict(CURVE, plain, own)
     assert made is not None
     assert made.tokens_per_step == 11 / 4
     assert made.draft_lengths == (0.5, 0, 0, 0, 0.5)
@@ -67,5 +70,6 @@ def test_prediction_by_hand() -> None:
 
 def test_nothing_is_predicted_of_steps_that_were_not_timed() -> None:
     empty = [GroupTimes(0, StepTimes(), (answer([]),))]
-    assert predict([answer([])], CURVE, empty, empty) is None
-    assert predict([answer([drafted(1, 4, 1)])], CURVE, empty, empty) is None
+    assert predict(CURVE, empty, empty) is None
+    drafted_only = [replace(empty[0], answers=(answer([drafted(1, 4, 1)]),))]
+    assert predict(CURVE, empty, drafted_only) is None

@@ -104,6 +104,19 @@ def test_speeds_and_prediction_are_there_for_what_was_timed(result: Result) -> N
     assert [point.num_tokens for point in result.curve.points][:6] == [1, 2, 3, 4, 5, 8]
 
 
+def test_each_task_and_category_has_its_part_of_the_times(result: Result) -> None:
+    for found in result.runs:
+        names = [(each.task, each.category) for each in found.group_speeds]
+        assert names == [("chat", None), ("code", None), ("chat", "chat"), ("code", "python"), ("code", "rust")]
+        tasks = [each for each in found.group_speeds if each.category is None]
+        for side in ("plain", "proposer"):
+            whole = getattr(found.speeds[0], side)
+            parts = [getattr(each.speed, side) for each in tasks]
+            assert sum(part.num_tokens for part in parts) == whole.num_tokens
+            assert sum(part.seconds for part in parts) == pytest.approx(whole.seconds)
+        assert all(each.prediction is not None for each in tasks)
+
+
 def test_samples_show_where_each_token_came_from(result: Result) -> None:
     samples = run(result, "oracle").samples
     assert [sample.category for sample in samples] == ["chat", "python", "rust"][:NUM_SAMPLES]

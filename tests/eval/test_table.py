@@ -32,7 +32,9 @@ def rows(text: str, first: str) -> list[list[str]]:
 def test_acceptance_and_speed_of_each_run(result: Result) -> None:
     text = table(result)
     greedy = result.runs[0]
-    acceptance, speed, _ = (row for row in rows(text, "ngram") if row[1:3] in (["4", "0"], ["k=4", "T=0:"]))
+    acceptance, speed, by_category, _ = (
+        row for row in rows(text, "ngram") if row[1:3] in (["4", "0"], ["k=4", "T=0:"])
+    )
     overall = greedy.overall
     assert acceptance[3:8] == [
         "all",
@@ -46,12 +48,11 @@ def test_acceptance_and_speed_of_each_run(result: Result) -> None:
     assert speed[3] == "1"
     assert speed[8] == f"{greedy.speeds[0].speedup.value:.2f}"
     assert f"{greedy.prediction.predicted_speedup:.2f}" in speed
-    assert [row[0] for row in rows(text, "chat") + rows(text, "code")] == ["chat", "code"] * 0 + [
-        "chat",
-        "chat",
-        "code",
-        "code",
-    ]
+    first = next(each for each in greedy.group_speeds if each.category is not None)
+    assert by_category[3:6] == [first.task, first.category, str(first.speed.plain.num_answers)]
+    assert by_category[8] == f"{first.speed.speedup.value:.2f}"
+    before_times = text[: text.index("Speed")]
+    assert [row[0] for row in rows(before_times, "chat") + rows(before_times, "code")] == ["chat"] * 2 + ["code"] * 2
 
 
 def test_heading_curve_and_machine(result: Result) -> None:
@@ -76,7 +77,7 @@ def test_exactness_is_told_in_words(result: Result) -> None:
 
 
 def test_what_was_not_measured_is_left_out(result: Result) -> None:
-    runs = tuple(replace(run, speeds=(), prediction=None) for run in result.runs)
+    runs = tuple(replace(run, speeds=(), prediction=None, group_speeds=()) for run in result.runs)
     text = table(replace(result, runs=runs, curve=None, interrupted=True))
     assert "speed-up" not in text
     assert "T(M)" not in text
