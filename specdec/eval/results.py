@@ -37,8 +37,7 @@ FORMULAS = {
     "draft_cost_per_token": "c / mean length of a draft",
     "predicted_speedup": "tokens per step * (T(1) + O_plain) / (sum over m of share(m) * T(m + 1) + T_draft + O): "
     "share(m) is the share of steps that verified m draft tokens, O and O_plain the mean time of a step outside the "
-    "model and the drafting; tokens per step and share(m) are the acceptance pass's on the timed prompts, T(M) is "
-    "the curve's, T_draft and the overheads are the timed steps' at batch 1",
+    "model and the drafting; T(M) is the curve's, all else is of the timed steps at batch 1",
     "measured_speedup": "tokens/s with the proposer / tokens/s of plain decoding, same engine, same prompts, taken in "
     "turns prompt by prompt",
     "gap": "predicted speed-up / measured speed-up at batch 1 - 1",

@@ -23,6 +23,7 @@ from specdec.cli.proposer_overhead import (
 )
 from specdec.cli.tree_overhead import NUM_RIGHT, TreeTime, TreeTimes, chain_draft, measure_engine, tree_draft
 from specdec.engine import Engine
+from specdec.kernels import reference
 from specdec.proposers.shapes import TreeChoice
 from specdec.types import Draft, Verdict
 from tests.cli.fake import invoke
@@ -33,7 +34,7 @@ STAGES = ["schedule", "batch", "sample", "commit", "propose", "outputs"]
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_steps_are_full_of_drafts_of_which_some_fail(batch_size: int) -> None:
-    step = measure_step(batch_size, target_ms=1.0, num_steps=25)
+    step = measure_step(batch_size, 1.0, reference, num_steps=25)
     assert step.drafted_per_step == 4
     assert 0.2 < step.acceptance_rate < 0.95
     assert list(step.stages_ms) == STAGES
