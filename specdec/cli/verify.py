@@ -19,9 +19,10 @@ from specdec.cli.generate import ENGINE_OPTIONS, BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, engine_prompt, from_argument, from_file, without_template
 from specdec.cli.run import interruptible
+from specdec.cli.start import import_engine
 from specdec.cli.verify_options import VerifyOptions, verify_groups
 from specdec.cli.warned import proposer_warnings
-from specdec.config import EngineConfig, calm_threads
+from specdec.config import EngineConfig
 from specdec.eval.checks import Check, Report
 from specdec.eval.verify_settings import check_settings
 from specdec.proposers.auto import auto_entry, member_names
@@ -162,7 +163,7 @@ def _verify(
     tell: Progress,
     stopped: Callable[[], bool],
 ) -> Report:
-    calm_threads()
+    import_engine()
     from specdec.eval.driving import Watch
     from specdec.eval.losslessness import verify_losslessness
 

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from specdec.cli.app import commands
 from specdec.cli.verify import DEFAULT_PROMPTS
+from specdec.cli.verify import verify as verify_command
 from specdec.cli.verify_options import VerifyOptions
 from specdec.config import EngineConfig
 from specdec.engine import Engine, TargetFacts
@@ -267,9 +267,8 @@ def test_ctrl_c_prints_what_was_found(
 
 
 def test_options_have_a_help_text_and_a_value_in_the_options_object() -> None:
-    command = commands.commands["verify"]
-    assert [param.name for param in command.params] == list(VerifyOptions.__dataclass_fields__)
-    assert all(param.help for param in command.params if isinstance(param, click.Option))
+    assert [param.name for param in verify_command.params] == list(VerifyOptions.__dataclass_fields__)
+    assert all(param.help for param in verify_command.params if isinstance(param, click.Option))
     code, out, _ = fake.run(["verify", "--help"], None)
     assert code == 0
     assert "Exit codes: 0 verified; 1 not lossless" in out

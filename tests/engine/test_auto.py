@@ -375,11 +375,11 @@ def test_calibration_reads_the_machine_and_leaves_nothing_behind() -> None:
     engine = auto_engine(target, {"random": Timed(RandomProposer(VOCABULARY), clock, 0.004)}, clock=clock)
     controller = engine.speculation.controller
     assert isinstance(controller, Controller)
-    for rows in (1, 2, 3, 5, 8):
+    for rows in (1, 2, 3, 4, 8, 16):
         assert controller.cost.seconds(rows) == pytest.approx(STEP * (0.9 + 0.1 * rows))
     assert controller.beliefs.drafting["random"].seconds(8) == pytest.approx(0.004)
     assert engine.scheduler.blocks.num_free_blocks == engine.scheduler.blocks.num_blocks
-    assert clock.now < SECONDS + 64 * STEP + 0.1
+    assert clock.now < SECONDS + 10 * STEP + 0.1
     assert not engine.scheduler.has_unfinished()
     ran = generate(engine, [[i % 7 for i in range(64)]], SamplingParams(temperature=0, max_tokens=2))
     assert ran[0].num_cached_tokens == 0
