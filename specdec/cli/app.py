@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from specdec import __version__
-from specdec.cli.bench import bench
 from specdec.cli.errors import BAD_INPUT, BROKEN_PIPE, OUTPUT_FAILED, BadInput, say, silence, tell
-from specdec.cli.eval import evaluate_group
-from specdec.cli.generate import BuildEngine, generate
-from specdec.cli.models import models
-from specdec.cli.verify import verify
 from specdec.cli.warned import proposer_warnings
+
+if TYPE_CHECKING:
+    from specdec.cli.generate import BuildEngine
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -24,9 +24,32 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     ctx.exit()
 
 
-commands = click.Group(
+COMMANDS = {
+    "generate": ("specdec.cli.generate", "generate"),
+    "eval": ("specdec.cli.eval", "evaluate_group"),
+    "verify": ("specdec.cli.verify", "verify"),
+    "models": ("specdec.cli.models", "models"),
+    "bench": ("specdec.cli.bench", "bench"),
+}
+"""Each command's module and its name there; imported when it is asked for."""
+
+
+class Commands(click.Group):
+    """Of `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+commands = Commands(
     "specdec",
-    commands=[generate, evaluate_group, verify, models, bench],
     params=[
         click.Option(
             ["--version"],

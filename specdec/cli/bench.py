@@ -11,7 +11,8 @@ from specdec.cli.bench_peers import peers
 from specdec.cli.bench_speed import curve, latency, throughput
 from specdec.cli.errors import bad_input
 from specdec.cli.progress import progress_line
-from specdec.config import DEFAULT_MODEL, calm_threads
+from specdec.cli.start import import_engine
+from specdec.config import DEFAULT_MODEL
 from specdec.types import MAX_DRAFT_NODES
 
 
@@ -29,7 +30,7 @@ def bench() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def overhead(as_json: bool) -> None:
-    calm_threads()
+    import_engine()
     from specdec.cli.overhead import measure_overhead, report
 
     result = measure_overhead()
@@ -47,7 +48,7 @@ def overhead(as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def tree(model: str, tree_nodes: int, as_json: bool) -> None:
-    calm_threads()
+    import_engine()
     from specdec.cli.tree_overhead import measure_trees, report
 
     with bad_input(), progress_line() as tell:

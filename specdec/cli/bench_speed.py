@@ -24,8 +24,9 @@ from specdec.cli.bench_options import (
 )
 from specdec.cli.errors import bad_input
 from specdec.cli.eval_asked import check_room
-from specdec.cli.generate import BuildEngine, GroupedCommand, load_engine
+from specdec.cli.generate import BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
+from specdec.cli.start import load_engine
 from specdec.config import EngineConfig, calm_threads
 from specdec.proposers.registry import num_nodes
 from specdec.types import MAX_DRAFT_NODES

@@ -19,9 +19,10 @@ from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.eval_asked import TO_STANDARD_OUTPUT, Asked, what_is_asked
 from specdec.cli.eval_options import AcceptanceOptions, acceptance_groups
 from specdec.cli.eval_quality import quality
-from specdec.cli.generate import BuildEngine, GroupedCommand, build_with_progress, load_engine
+from specdec.cli.generate import BuildEngine, GroupedCommand, build_with_progress
 from specdec.cli.progress import bar, progress_line
 from specdec.cli.run import interruptible
+from specdec.cli.start import load_engine
 from specdec.cli.warned import proposer_warnings
 from specdec.eval.baseline import Conditions, check_comparable, compare, record, write
 from specdec.eval.results import FORMULAS, Result, to_json

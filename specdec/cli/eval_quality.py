@@ -15,8 +15,9 @@ from specdec.cli.bench_options import configure, engine_groups, integer, names, 
 from specdec.cli.bench_speed import telling
 from specdec.cli.errors import INTERRUPTED, REQUEST_FAILED, bad_input, say
 from specdec.cli.eval_asked import TO_STANDARD_OUTPUT, check_writable
-from specdec.cli.generate import BuildEngine, GroupedCommand, Progress, load_engine
+from specdec.cli.generate import BuildEngine, GroupedCommand, Progress
 from specdec.cli.run import interruptible
+from specdec.cli.start import load_engine
 from specdec.config import EngineConfig, calm_threads
 from specdec.eval.pieces import cut, read_text
 from specdec.eval.precisions import CODES, DEFAULT, Precision, parse_precisions

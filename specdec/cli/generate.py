@@ -19,8 +19,9 @@ from specdec.cli.parsing import check_unicode
 from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, from_argument, from_file, without_template
 from specdec.cli.run import Outcome, run, submit
+from specdec.cli.start import describe, load_engine
 from specdec.cli.warned import proposer_warnings
-from specdec.config import EngineConfig, calm_threads, check_verifier
+from specdec.config import EngineConfig, check_verifier
 from specdec.core.alarm import ProposerWatch
 from specdec.types import SamplingParams, SpeculationParams
 
@@ -116,14 +117,6 @@ def _callback(ctx: click.Context, /, **values: Any) -> None:
     ctx.exit(code)
 
 
-def load_engine(config: EngineConfig, progress: Progress | None) -> Engine:
-    """The real engine; imports torch."""
-    calm_threads()
-    from specdec.engine import Engine
-
-    return Engine.from_config(config, progress)
-
-
 def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildEngine) -> int:
     """The whole command; returns the exit code. `given` names the options that were stated, not defaulted."""
     _refuse_contradictions(options)
@@ -135,7 +128,8 @@ def run_generate(options: GenerateOptions, given: set[str], build_engine: BuildE
             _describe_config(config)
         engine = build_with_progress(config, build_engine, quiet=options.quiet)
     if options.verbose:
-        say(f"loaded in {engine.load_seconds:.2f} s; sequences of up to {engine.max_model_len:,} tokens")
+        say(describe(engine.start_up))
+        say(f"sequences of up to {engine.max_model_len:,} tokens")
         tell(f"{engine.memory.describe()}\n")
     prompts = _fit_to_template(prompts, options, engine)
     writer = _writer(prompts, options, engine)

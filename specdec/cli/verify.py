@@ -19,11 +19,13 @@ from specdec.cli.generate import ENGINE_OPTIONS, BuildEngine, GroupedCommand
 from specdec.cli.progress import progress_line
 from specdec.cli.prompts import Prompt, engine_prompt, from_argument, from_file, without_template
 from specdec.cli.run import interruptible
+from specdec.cli.start import import_engine
 from specdec.cli.verify_options import VerifyOptions, verify_groups
 from specdec.cli.warned import proposer_warnings
-from specdec.config import EngineConfig, calm_threads
+from specdec.config import EngineConfig
 from specdec.eval.checks import Check, Report
 from specdec.eval.verify_settings import check_settings
+from specdec.proposers.auto import auto_entry, member_names
 from specdec.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ What is checked:
     prompts, so that the laws of the tokens themselves may be further apart. Also
     that drafted tokens have the law that is reported for them, that they are kept
     as often as they should be, and the laws of recovered and bonus tokens.
+  proposer auto: chooses by chance here, from --seed, and not by what pays on
+    this machine, so that all its members draft at all lengths. The check
+    choices tells how often each did.
   always: cached state after rejections, preemptions and prefix hits is that
     of a fresh computation, the model's and the proposer's own; every draft
     was verified where it was proposed for.
@@ -115,7 +120,7 @@ def _silent(line: str) -> None:
 
 
 def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
-    """Of the first proposer alone: it is the one that is verified."""
+    """Of the first proposer alone, and of those that it chooses from: it is the one that is verified."""
     config = build_config(
         file=options.config,
         settings={name: getattr(options, name) for name in ENGINE_OPTIONS if name in given},
@@ -125,7 +130,9 @@ def _config(options: VerifyOptions, given: set[str]) -> EngineConfig:
         speculative_json=options.speculative_config,
         default_proposer=DEFAULT_MEASURED,
     )
-    return replace(config, speculative=config.speculative[:1])
+    members = member_names(config) if config.speculative[:1] == (auto_entry(config),) else ()
+    others = (entry for entry in config.speculative[1:] if entry.method in members)
+    return replace(config, speculative=(*config.speculative[:1], *others))
 
 
 def _prompts(options: VerifyOptions) -> list[Prompt]:
@@ -156,7 +163,7 @@ def _verify(
     tell: Progress,
     stopped: Callable[[], bool],
 ) -> Report:
-    calm_threads()
+    import_engine()
     from specdec.eval.driving import Watch
     from specdec.eval.losslessness import verify_losslessness
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specdec.config import AUTO, EngineConfig, SpeculativeConfig, cache_dir
+from specdec.core.start_up import StartUp
 from specdec.engine.checkpoints import open_model
 from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
@@ -30,10 +31,16 @@ from specdec.step.record import read_clock
 from specdec.tokenizer import Tokenizer
 
 
-def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = None) -> Engine:
-    """Load what `config` names; see `Engine.from_config`."""
+def build_engine(
+    config: EngineConfig, progress: Callable[[str], None] | None = None, start_up: StartUp | None = None
+) -> Engine:
+    """Load what `config` names; see `Engine.from_config`. What that took is added to `start_up`, the engine's own."""
     start = time.monotonic()
-    engine = load_models(config, progress).engine(config)
+    watch = start_up or StartUp()
+    models = load_models(config, progress, watch)
+    with watch.time("calibration"):
+        engine = models.engine(config)
+    engine.start_up = watch
     engine.load_seconds = time.monotonic() - start
     return engine
 
@@ -66,31 +73,39 @@ class LoadedModels:
         )
 
 
-def load_models(config: EngineConfig, progress: Callable[[str], None] | None = None) -> LoadedModels:
+def load_models(
+    config: EngineConfig, progress: Callable[[str], None] | None = None, start_up: StartUp | None = None
+) -> LoadedModels:
     """Read the weights that `config` names, checked against each other; ValueError as in `Engine.from_config`."""
+    watch = start_up or StartUp()
     config = with_members(config)
     for proposer in config.speculative:
         check_settings(proposer)
     device = torch.device("cpu")
-    checkpoint, tokenizer = open_model(config.model, progress)
-    kernels = choose_backend(
-        device.type,
-        name=config.kernels,
-        dtype=checkpoint.config.dtype if config.dtype == "auto" else config.dtype,
-        folder=cache_dir() / "kernels",
-        num_threads=config.num_threads,
-        notify=progress,
-    )
-    prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
-    opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
+    with watch.time("model files"):
+        checkpoint, tokenizer = open_model(config.model, progress)
+    with watch.time("kernels"):
+        kernels = choose_backend(
+            device.type,
+            name=config.kernels,
+            dtype=checkpoint.config.dtype if config.dtype == "auto" else config.dtype,
+            folder=cache_dir() / "kernels",
+            num_threads=config.num_threads,
+            notify=progress,
+        )
+    with watch.time("model files"):
+        prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
+        opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
     # Names, files and vocabularies are right: only now are weights read.
     model = prepared.load(
         dtype=config.dtype,
         device=device,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        start_up=watch,
     )
-    drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
+    with watch.time("weights"):
+        drafts = {method: draft.load(model, dtype=config.dtype, device=device) for method, draft in opened.items()}
     own = [draft.model for draft in drafts.values() if isinstance(draft, DraftModel)]
     decoders = [model, *(each for each in own if isinstance(each, Decoder))]
     facts = TargetFacts(

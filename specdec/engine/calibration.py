@@ -1,7 +1,8 @@
 """What this machine takes: steps of more and more rows, and a draft of each proposer, timed while the engine is idle.
 
-The rows are those of one made-up sequence, after a short context. It holds blocks for as long as that takes, is never
-hashed, and proposers forget it. Times are the least of a few, since whatever else the machine does only adds to them.
+The rows are those of one made-up sequence, after a short context of zeros. It holds blocks for as long as that takes,
+is never hashed, and proposers forget it. Where there is time for a second look, the less of two times counts, since
+whatever else the machine does only adds to them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from specdec.step.model import compute
 from specdec.step.record import StepRecord
 from specdec.types import MAX_DRAFT_NODES, Draft, Request, SamplingParams
 
-SIZES = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64)
-ALWAYS = 8
-"""Sizes up to this are measured however slow the model is; larger ones while time is left."""
-ROUNDS = 4
-SECONDS = 0.3
-"""After which no further round begins, and no further size."""
+ALWAYS = (16, 8, 4, 2, 1)
+"""Sizes that are measured however slow the model is, the largest first: it has memory laid out for all."""
+SIZES = (*ALWAYS, 12, 6, 3, 32, 8, 4, 2, 1, 16, 12, 6, 3, 64, 24, 48, 32)
+"""What is measured while time is left, by what it tells beyond the earlier ones; some twice, and the less counts."""
+SECONDS = 0.15
+"""After which nothing further begins."""
 CONTEXT = 64
 PERIOD = 7
 """The made-up text repeats itself, so that proposers that copy find something."""
@@ -36,16 +37,15 @@ ATTEMPTS = 3
 
 def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> dict[int, float]:
     """Seconds of the target's pass over so many rows, by rows."""
-    sizes = _sizes(scheduler)
+    most = _most(scheduler)
     found: dict[int, float] = {}
-    with _made_up(runner, scheduler, sizes[-1]) as sequence:
-        _time(runner, sequence, 1, clock)
+    with _made_up(runner, scheduler, most) as sequence:
+        _time(runner, sequence, min(most, max(ALWAYS)), clock)
         start = clock()
-        for number in range(ROUNDS):
-            for size in sizes:
-                late = clock() - start > SECONDS
-                if late and (number or size > ALWAYS):
-                    break
+        for number, size in enumerate(SIZES):
+            if number >= len(ALWAYS) and clock() - start > SECONDS:
+                break
+            if size <= most:
                 found[size] = min(found.get(size, float("inf")), _time(runner, sequence, size, clock))
     return {size: max(seconds, 1e-9) for size, seconds in found.items()}
 
@@ -70,14 +70,15 @@ def draft_seconds(
     return min(times[1:]), min(hints[1:], default=0.0)
 
 
-def _sizes(scheduler: Scheduler) -> list[int]:
-    most = min(scheduler.max_num_batched_tokens, scheduler.max_model_len // 2, MAX_DRAFT_NODES)
-    return [size for size in SIZES if size <= max(1, most)]
+def _most(scheduler: Scheduler) -> int:
+    """The most rows that a step of one sequence may have."""
+    return max(1, min(scheduler.max_num_batched_tokens, scheduler.max_model_len // 2, MAX_DRAFT_NODES))
 
 
 @contextmanager
 def _made_up(runner: Runner, scheduler: Scheduler, room: int, member: Member | None = None) -> Iterator[Sequence]:
-    """A sequence whose context is computed but for its last token, with slots for `room` tokens from there on."""
+    """A sequence that is to be taken for computed but for its last token, with slots for `room` tokens from there on.
+    Its cache holds zeros, which take as long to read as what a model would have computed."""
     context = max(1, min(CONTEXT, scheduler.max_model_len - room))
     tokens = [i % min(PERIOD, runner.vocab_size) for i in range(context)]
     owner = member.name if member is not None and member.has_kv else None
@@ -94,11 +95,9 @@ def _made_up(runner: Runner, scheduler: Scheduler, room: int, member: Member | N
     sequence = Sequence(request, 0, tokens)
     grown = scheduler.blocks.grow(sequence, min(context + room, scheduler.max_model_len))
     assert grown is not None, "an idle engine has room for one sequence"
+    for cache in (*runner.kv.keys, *runner.kv.values):
+        cache[sequence.block_table] = 0
     try:
-        for start in range(0, context - 1, scheduler.max_num_batched_tokens):
-            count = min(scheduler.max_num_batched_tokens, context - 1 - start)
-            _forward(runner, ScheduledRow(sequence, start, count))
-        sequence.num_draft_computed_tokens = 0
         yield sequence
     finally:
         scheduler.blocks.free(sequence)

@@ -12,6 +12,7 @@ from specdec.core.committed import CommittedTokens
 from specdec.core.control.explanation import Explanation
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
+from specdec.core.start_up import StartUp
 from specdec.core.stopping import visible_text
 from specdec.engine.portfolio import build_controller
 from specdec.engine.readings import readings
@@ -75,6 +76,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.memory = memory
         self.load_seconds = load_seconds
+        self.start_up = StartUp()
         self._clock = clock
         self.last_step = StepRecord(clock=clock)
         self.runner = runner

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 from specdec.config import AUTO
-from specdec.core.control.controller import Controller
+from specdec.core.control.chooser import Chooser
 from specdec.core.control.types import MOST_HINT, NOTHING, PLAIN, Candidate, Choice, Outcome
 from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence
@@ -25,9 +25,9 @@ Asked = list[tuple[Sequence, Choice]]
 
 
 class Speculation:
-    """`controller` is that of `auto`, where the engine has it."""
+    """`controller` chooses for `auto`, where the engine has it."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, controller: Controller | None) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, controller: Chooser | None) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.controller = controller
@@ -71,7 +71,7 @@ class Speculation:
             chosen += [(sequence, Choice(followers=followers)) for sequence in others]
         return chosen
 
-    def _choose(self, drafting: Many[Sequence], controller: Controller, record: StepRecord) -> Asked:
+    def _choose(self, drafting: Many[Sequence], controller: Chooser, record: StepRecord) -> Asked:
         """The controller's decision, where there is anybody to ask."""
         asked = controller.wanted_hints(len(drafting))
         if not asked and controller.needs_hints:

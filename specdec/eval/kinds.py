@@ -126,15 +126,20 @@ class Kinds:
         return Check.of("acceptance", faults, int(enough), summary, figures)
 
     def _recovered_check(self, level: float) -> Check:
+        """Of both kinds of drafts, which may come in turns: an excess is certain, and a law is tested."""
         judged = [each for each in self.recovered if each.draft_prob is not None]
+        places = [each.look.place_without_tried for each in self.recovered if each.draft_prob is None]
+        fault = f"recovered tokens do not have the target's law without what was rejected: {ANOTHER_ROW}"
+        tested = _uniformity("recovered", places, level, "recovered token", fault)
         if not judged:
-            places = [each.look.place_without_tried for each in self.recovered]
-            fault = f"recovered tokens do not have the target's law without what was rejected: {ANOTHER_ROW}"
-            return _uniformity("recovered", places, level, "recovered token", fault)
+            return tested
         wrong = [each for each in judged if (each.draft_prob or 0.0) > each.look.prob * self.lenience]
         summary = f"{plural(len(judged), 'token')}, {len(wrong):,} of them likelier under the draft than the target"
-        figures = {"num_recovered": len(judged), "num_excessive": len(wrong)}
-        return Check.of("recovered", _excess(wrong, judged), len(judged), summary, figures)
+        figures: dict[str, object] = {"num_recovered": len(judged), "num_excessive": len(wrong)}
+        if places:
+            summary += f"; of drafts without a law {tested.summary}"
+            figures["without_law"] = tested.figures
+        return Check.of("recovered", [*_excess(wrong, judged), *tested.faults], len(judged), summary, figures)
 
 
 ANOTHER_ROW = "they come from another row of logits, or another law"

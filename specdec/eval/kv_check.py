@@ -193,16 +193,16 @@ class KVCheck:
             count = max((snapshot.count for snapshot in sample.kept), default=0)
             if not count:
                 continue
-            fresh = recompute(engine, sample.sequence.token_ids[:count])
+            fresh = recompute(engine, sample.sequence.token_ids[:count], sample.sequence.request.draft_kv)
             if isinstance(fresh, str):
                 self._tally.errors[f"a fresh computation failed: {fresh}"] = None
                 continue
             for snapshot in sample.kept:
                 for difference in compare(snapshot, fresh):
                     self._judge(sample, snapshot, difference)
-                for entries in snapshot.entries:
+                for entries, other in zip(snapshot.entries, fresh.entries, strict=True):
                     done = self._tally.num_positions.get(entries.owner, 0)
-                    self._tally.num_positions[entries.owner] = done + entries.count
+                    self._tally.num_positions[entries.owner] = done + min(entries.count, other.count)
 
     def _fresh(self, longest: int) -> EngineConfig:
         size = self._config.block_size

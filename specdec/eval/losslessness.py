@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 from specdec.config import EXACTNESS
 from specdec.engine import Engine
+from specdec.eval.chances import Chances
 from specdec.eval.checks import Check, Report
 from specdec.eval.driving import Stopped, Watch, plural
 from specdec.eval.equality import Equality
@@ -45,6 +46,8 @@ def verify_losslessness(
 ) -> Report:
     """Run every check that applies to `engine` and its first proposer. `build` makes other engines of the same models.
 
+    The proposer `auto` chooses by chance from now on (`specdec.eval.chances`), here and in all engines of the checks.
+
     ValueError in one line for what cannot be verified.
     """
     config = engine.config
@@ -55,6 +58,8 @@ def verify_losslessness(
         )
     params = settings.params
     verifier = resolve(config.verifier, params)
+    chances = Chances(settings.seed)
+    build, engine = chances.builder(build), chances.take_over(engine)
     parts: list[_Part]
     if EXACTNESS[verifier] == "bytes":
         parts = [_Bytes(build, engine, prompts, params, watch, f"{verifier} equality")]
@@ -73,7 +78,7 @@ def verify_losslessness(
     return Report(
         setup,
         _promise(verifier, prompts),
-        tuple(checks),
+        (*checks, *chances.checks()),
         _not_run(verifier, config.speculative[0].num_speculative_tokens),
         interrupted,
     )

@@ -16,7 +16,7 @@ import torch
 from specdec.core.sequence import Sequence
 from specdec.engine import Engine
 from specdec.step.kv_cache import KVCache
-from specdec.types import SamplingParams
+from specdec.types import SamplingParams, SpeculationParams
 
 TARGET = "the target"
 
@@ -91,10 +91,11 @@ def poison(engine: Engine) -> None:
         kv.poison()
 
 
-def recompute(engine: Engine, token_ids: Many[int]) -> Snapshot | str:
-    """What an engine that is given the tokens as one prompt relies on then; why it failed, if it did."""
+def recompute(engine: Engine, token_ids: Many[int], owner: str | None = None) -> Snapshot | str:
+    """What an engine that is given the tokens as one prompt relies on then; why it failed, if it did. `owner` is the
+    proposer with KV whose turn it is, lest `auto` choose another; None takes the engine's first."""
     poison(engine)
-    engine.add_request("fresh", list(token_ids), FRESH)
+    engine.add_request("fresh", list(token_ids), FRESH, speculation=SpeculationParams(owner))
     while not (running := engine.scheduler.running) or running[0].num_uncomputed_tokens != 1:
         for output in engine.step():
             if output.finished:

@@ -16,8 +16,8 @@ from torch import nn
 from specdec.kernels import Kernels, Program, Weight
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.layers import DecoderLayer, Rotation
-from specdec.models.parts import Embedding, Linear, RMSNorm, weight_bytes
-from specdec.models.quantize import Scheme, pack_parts
+from specdec.models.parts import Embedding, Linear, Packable, RMSNorm, weight_bytes
+from specdec.models.quantize import Scheme
 from specdec.models.rope import RopeTable
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
@@ -71,11 +71,14 @@ class Decoder(nn.Module):
         """Store the weights, loaded in `dtype`, as `scheme` says and as the kernels like them; the cache is to be in
         `kv_dtype`."""
         self._dtype, self._kv_dtype = dtype, kv_dtype
-        self.embed_tokens.pack_weights(scheme.vocabulary)
-        if self.lm_head is not None:
-            self.lm_head.pack_weights(scheme.vocabulary)
-        pack_parts(self.norm)
-        pack_parts(self.layers, scheme.matrices)
+        for part in self.modules():
+            self.pack_part(part, scheme)
+
+    def pack_part(self, part: nn.Module, scheme: Scheme) -> None:
+        """The same for one part of it that has its weights; it stays as it is when all are packed."""
+        is_vocabulary = part is self.embed_tokens or part is self.lm_head
+        if isinstance(part, Packable):
+            part.pack_weights(scheme.vocabulary if is_vocabulary else scheme.matrices)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Hidden states of the step's tokens after the final norm, [T, hidden]; their KV goes to the batch's slots."""

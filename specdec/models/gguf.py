@@ -82,15 +82,20 @@ class GGUFCheckpoint:
     def read(self, name: str) -> torch.Tensor:
         """A tensor in Hugging Face's layout ([out, in] for a matrix), float32, owned by the caller."""
         source = self._sources[name]
-        if source.expert is None:
-            weights = self._file.read(source.tensor)
-        else:
-            weights = self._file.read_slice(source.tensor, source.expert)
+        weights = self._file.read(source.tensor, source.expert)
         if source.interleaved_heads:
             weights = _in_halves(weights, source.interleaved_heads)
         # Exact: the stored sum of a norm weight and 1 loses nothing when 1 is taken away again, and adding it back
         # gives the stored number.
         return weights - 1 if source.holds_one else weights
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """The same, written into a tensor of that shape and of any dtype."""
+        source = self._sources[name]
+        if source.interleaved_heads or source.holds_one:
+            out.copy_(self.read(name))
+        else:
+            self._file.read_into(source.tensor, out, source.expert)
 
 
 def _in_halves(rows: torch.Tensor, heads: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specdec.kernels import QuantizedWeight
-from specdec.models.gguf_types import CODED, REFUSED, SUPPORTED, GGMLType, dequantize, read_codes
+from specdec.models.gguf_types import CODED, SUPPORTED, GGMLType, dequantize, dequantize_into, name_of, read_codes
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -65,10 +65,26 @@ class GGUFFile:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor's weights, float32 in its own shape; the caller owns the memory."""
+    def read(self, name: str, index: int | None = None) -> torch.Tensor:
+        """A tensor's weights, or those of one entry of its first dimension, float32; the caller owns the memory."""
+        shape = self.tensors[name].shape
+        weights = torch.empty(shape if index is None else shape[1:])
+        self.read_into(name, weights, index)
+        return weights
+
+    def read_into(self, name: str, out: torch.Tensor, index: int | None = None) -> None:
+        """The same, written into a tensor of that shape and of any dtype, whose rows may lie apart."""
         info = self.tensors[name]
-        return self._weights(info.offset, info.num_bytes, info).view(info.shape)
+        offset, num_bytes = info.offset, info.num_bytes
+        if index is not None:
+            num_bytes //= info.shape[0]
+            offset += index * num_bytes
+        row_bytes = info.shape[-1] // info.kind.block_size * info.kind.num_bytes if info.shape else num_bytes
+        raw = np.frombuffer(self._data, np.uint8, num_bytes, offset).reshape(-1, row_bytes)
+        if out.dim() == 2 or out.is_contiguous():
+            dequantize_into(raw, info.kind, out.view(len(raw), -1))
+        else:
+            out.copy_(dequantize(raw, info.kind).view(out.shape))
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
         """A matrix as it is stored, None if it is none or of another kind than 4 or 8 bits in groups of 32."""
@@ -78,18 +94,6 @@ class GGUFFile:
         row_bytes = info.num_bytes // info.shape[0]
         raw = np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset).reshape(-1, row_bytes)
         return read_codes(raw, info.kind)
-
-    def read_slice(self, name: str, index: int) -> torch.Tensor:
-        """Entry `index` of a tensor's first dimension, reading only that."""
-        info = self.tensors[name]
-        num_bytes = info.num_bytes // info.shape[0]
-        return self._weights(info.offset + index * num_bytes, num_bytes, info).view(info.shape[1:])
-
-    def _weights(self, offset: int, num_bytes: int, info: TensorInfo) -> torch.Tensor:
-        row_bytes = info.shape[-1] // info.kind.block_size * info.kind.num_bytes if info.shape else num_bytes
-        raw = np.frombuffer(self._data, np.uint8, num_bytes, offset).reshape(-1, row_bytes)
-        weights = dequantize(raw, info.kind)
-        return torch.from_numpy(weights if weights.flags.writeable else weights.copy())
 
 
 class _Cursor:
@@ -212,9 +216,8 @@ def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     number, offset = cursor.scalar(_U32), cursor.scalar(_U64)
     kind = SUPPORTED.get(number)
     if kind is None:
-        label = REFUSED.get(number, f"unknown ({number})")
         supported = ", ".join(kind.name for kind in SUPPORTED.values())
-        raise ValueError(f"tensor {name!r} has type {label}, which is not supported (supported: {supported})")
+        raise ValueError(f"tensor {name!r} has type {name_of(number)}, which is not supported (supported: {supported})")
     if 0 in shape or shape[-1] % kind.block_size:
         raise ValueError(
             f"tensor {name!r} of shape {list(shape)} is not made of whole {kind.name} blocks of {kind.block_size}"

@@ -1,7 +1,7 @@
 """From a checkpoint on disk to a decoder with its weights.
 
 Nothing is read before the config is known to be supported and the list of tensors to be complete. Tensors are read
-one by one out of memory-mapped files and converted on the way, so the peak is the weights and one tensor.
+one by one out of memory-mapped files, converted and packed on the way, so the peak is the weights and one tensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import nn
 
+from specdec.core.start_up import StartUp
 from specdec.kernels import Kernels
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, distinct_ropes
@@ -60,28 +62,44 @@ class PreparedModel:
     plan: WeightPlan
 
     def load(
-        self, *, dtype: str, device: torch.device, quantization: str = "none", kv_cache_dtype: str = "auto"
+        self,
+        *,
+        dtype: str,
+        device: torch.device,
+        quantization: str = "none",
+        kv_cache_dtype: str = "auto",
+        start_up: StartUp | None = None,
     ) -> Decoder:
         """The decoder, filled. `dtype` "auto" keeps the checkpoint's own; `quantization` is one of `SCHEMES`.
 
-        `kv_cache_dtype` "auto" is the weights' dtype, bfloat16 where they are quantised.
+        `kv_cache_dtype` "auto" is the weights' dtype, bfloat16 where they are quantised. Each part is packed as soon as
+        it is read.
         """
         if quantization == "gguf" and not isinstance(self.checkpoint, CodedTensors):
             raise ValueError("quantization 'gguf' keeps the codes of a .gguf file; this model is not one")
         own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
         cached = torch.bfloat16 if quantization != "none" else own
         cached = cached if kv_cache_dtype == "auto" else kv_dtype(kv_cache_dtype)
-        fill_parameters(
-            self.decoder,
-            self.plan,
-            self.checkpoint,
-            dtype=own,
-            device=device,
-            misfit=self.misfit,
-            keep_codes=quantization == "gguf",
-        )
+        scheme, watch = SCHEMES[quantization], start_up or StartUp()
+
+        def pack(part: nn.Module) -> None:
+            with watch.time("packing"):
+                self.decoder.pack_part(part, scheme)
+
+        with watch.time("weights"):
+            fill_parameters(
+                self.decoder,
+                self.plan,
+                self.checkpoint,
+                dtype=own,
+                device=device,
+                misfit=self.misfit,
+                keep_codes=quantization == "gguf",
+                finish=pack,
+            )
         decoder = self.decoder.to(device).eval()
-        decoder.pack(SCHEMES[quantization], own, cached)
+        with watch.time("packing"):
+            decoder.pack(scheme, own, cached)
         return decoder
 
     @property

@@ -14,6 +14,7 @@ from torch import nn
 
 from specdec.kernels import QuantizedWeight
 from specdec.kernels.weights import GROUP
+from specdec.models.chunks import row_chunks
 from specdec.models.parts import Packable, Quantize
 
 _LARGEST_HALF = 65504.0
@@ -31,19 +32,33 @@ class Scheme:
 
 def quantize_int8(weight: torch.Tensor) -> QuantizedWeight:
     """[out, in] -> codes -127 to 127, scale = largest magnitude / 127."""
-    groups = _groups(weight)  # [out, groups, GROUP]
-    scales = _half(groups.abs().amax(dim=-1) / 127.0)
-    codes = (groups * _inverse(scales)).round().clamp(-127, 127).to(torch.int8)
-    return QuantizedWeight(codes.flatten(1)[:, : weight.shape[1]].contiguous(), scales)
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = _for_groups(weight)
+    for rows in row_chunks(*weight.shape):
+        groups = _groups(weight[rows])  # [rows, groups, GROUP]
+        scales[rows] = _half(groups.abs().amax(dim=-1) / 127.0)
+        rounded = (groups * _inverse(scales[rows])).round_().clamp_(-127, 127)
+        codes[rows] = rounded.flatten(1)[:, : weight.shape[1]]
+    return QuantizedWeight(codes, scales)
 
 
 def quantize_int4(weight: torch.Tensor) -> QuantizedWeight:
     """[out, in] -> codes 0 to 15 between a group's least and largest weight."""
-    groups = _groups(weight)
-    mins = _half(groups.amin(dim=-1))
-    scales = _half((groups.amax(dim=-1) - mins.float()) / 15.0)
-    codes = ((groups - mins.float()[..., None]) * _inverse(scales)).round().clamp(0, 15).to(torch.uint8)
-    return QuantizedWeight(codes.flatten(1)[:, : weight.shape[1]].contiguous(), scales, mins)
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales, mins = _for_groups(weight), _for_groups(weight)
+    for rows in row_chunks(*weight.shape):
+        groups = _groups(weight[rows])
+        mins[rows] = _half(groups.amin(dim=-1))
+        least = mins[rows].float()
+        scales[rows] = _half((groups.amax(dim=-1) - least) / 15.0)
+        rounded = (groups - least[..., None]).mul_(_inverse(scales[rows])).round_().clamp_(0, 15)
+        codes[rows] = rounded.flatten(1)[:, : weight.shape[1]]
+    return QuantizedWeight(codes, scales, mins)
+
+
+def _for_groups(weight: torch.Tensor) -> torch.Tensor:
+    """Room for a number of each group."""
+    return torch.empty(len(weight), -(-weight.shape[1] // GROUP), dtype=torch.float16, device=weight.device)
 
 
 def _groups(weight: torch.Tensor) -> torch.Tensor:
@@ -87,8 +102,8 @@ def join_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
-def pack_parts(module: nn.Module, quantize: Quantize | None = None) -> None:
+def pack_parts(module: nn.Module) -> None:
     """Give every part's weights the form that its kernels are fastest with."""
     for part in module.modules():
         if isinstance(part, Packable):
-            part.pack_weights(quantize)
+            part.pack_weights(None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -41,6 +42,10 @@ class CodedTensors(Tensors, Protocol):
         """A matrix in the file's own codes, None where it has none that the kernels know."""
         ...
 
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """What `read` returns, written into a tensor of its shape and of any dtype."""
+        ...
+
 
 def fill_parameters(
     module: nn.Module,
@@ -51,28 +56,40 @@ def fill_parameters(
     device: torch.device,
     misfit: str,
     keep_codes: bool = False,
+    finish: Callable[[nn.Module], None] = lambda part: None,
 ) -> None:
     """Give every parameter of `module` its memory and what `plan` says it holds.
 
     Nothing is read before the list of tensors is known to be complete; a ValueError that begins with `misfit` lists
     all that are missing, unused or of the wrong shape. Tensors are read one by one and converted on the way; with
-    `keep_codes`, quantised matrices stay in the file's own codes.
+    `keep_codes`, quantised matrices stay in the file's own codes. Each part of the module is given to `finish` once it
+    has its parameters, before the next one's are read.
     """
     check_tensors(module, plan, tensors, misfit)
-    for name, shape in [(name, parameter.shape) for name, parameter in module.named_parameters()]:
-        if keep_codes and isinstance(tensors, CodedTensors) and _fill_codes(module, name, plan.pieces[name], tensors):
-            continue
-        filled = torch.empty(shape, dtype=dtype, device=device)
-        for piece in plan.pieces[name]:
-            filled[piece.index].copy_(tensors.read(piece.name))
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, nn.Parameter(filled, requires_grad=False))
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    for owner, names in groupby(shapes, lambda name: name.rpartition(".")[0]):
+        part = module.get_submodule(owner)
+        for name in names:
+            pieces, attribute = plan.pieces[name], name.rpartition(".")[2]
+            if keep_codes and isinstance(tensors, CodedTensors) and _fill_codes(part, attribute, pieces, tensors):
+                continue
+            filled = torch.empty(shapes[name], dtype=dtype, device=device)
+            for piece in pieces:
+                _fill(filled[piece.index], tensors, piece.name)
+            setattr(part, attribute, nn.Parameter(filled, requires_grad=False))
+        finish(part)
 
 
-def _fill_codes(module: nn.Module, name: str, pieces: Sequence[Piece], tensors: CodedTensors) -> bool:
+def _fill(out: torch.Tensor, tensors: Tensors, name: str) -> None:
+    """Without a copy on the way where tensors have to be worked out."""
+    if isinstance(tensors, CodedTensors):
+        tensors.read_into(name, out)
+    else:
+        out.copy_(tensors.read(name))
+
+
+def _fill_codes(part: nn.Module, attribute: str, pieces: Sequence[Piece], tensors: CodedTensors) -> bool:
     """Put a matrix's own codes in its place; False if it has none, or its pieces have different ones."""
-    owner, _, attribute = name.rpartition(".")
-    part = module.get_submodule(owner)
     if attribute != "weight" or not isinstance(part, Linear | Embedding):
         return False
     codes = [tensors.read_codes(piece.name) for piece in pieces]

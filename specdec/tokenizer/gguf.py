@@ -132,7 +132,7 @@ def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
 
 def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = [_split_merge(merge) for merge in _array(vocabulary.facts, "merges", str)]
+    merges = _split_merges(_array(vocabulary.facts, "merges", str))
     try:
         backend = Backend(models.BPE(ids, merges, ignore_merges=pre.ignore_merges))
     except Exception as error:
@@ -145,6 +145,15 @@ def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
+    """Almost all have one space; only those with more need a closer look."""
+    pairs = [merge.split(" ") for merge in merges]
+    return [
+        (pair[0], pair[1]) if len(pair) == 2 and pair[0] and pair[1] else _split_merge(merge)
+        for pair, merge in zip(pairs, merges, strict=True)
+    ]
 
 
 def _split_merge(merge: str) -> tuple[str, str]:

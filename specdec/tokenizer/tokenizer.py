@@ -44,9 +44,10 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.chat_template = chat_template
         self._named_tokens = dict(named_tokens or {})
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.text_vocab_size = max(backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
-        added = backend.get_added_tokens_decoder().items()
+        decoder = backend.get_added_tokens_decoder()
+        self.vocab_size = max(self.text_vocab_size, max(decoder, default=-1) + 1)
+        added = decoder.items()
         special = {token_id for token_id, token in added if token.special} | {*self.eos_token_ids, bos_token_id}
         self.special_token_ids = frozenset(token_id for token_id in special if token_id is not None)
         self._backend = backend

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from specdec.cli import main
 from specdec.config import EngineConfig
 from specdec.core.control.explanation import Explanation
+from specdec.core.start_up import StartUp
 from specdec.types import (
     BONUS,
     RECOVERED,
@@ -92,6 +93,7 @@ class FakeEngine:
     num_accepted: int | None = 1
     max_model_len: int = 200
     load_seconds: float = 1.5
+    start_up: StartUp = field(default_factory=lambda: StartUp({"imports": 0.5, "weights": 1.0}))
     memory: Memory = field(default_factory=Memory)
     config: EngineConfig | None = None
     explanation: Explanation | None = None

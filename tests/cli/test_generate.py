@@ -93,7 +93,8 @@ def test_verbose_describes_configuration_and_memory() -> None:
     result = generate("--raw", "a", "-v", "--block-size=32")
     assert result.stdout == "re: a\n"
     assert "  block_size: 32\n" in result.stderr
-    assert "specdec: loaded in 1.50 s" in result.stderr
+    assert "specdec: start-up 1.50 s: imports 0.50, weights 1.00\n" in result.stderr
+    assert "specdec: sequences of up to " in result.stderr
     assert "the memory plan\n" in result.stderr
 
 

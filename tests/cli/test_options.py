@@ -13,6 +13,7 @@ import pytest
 from specdec.cli.app import commands
 from specdec.cli.eval import acceptance
 from specdec.cli.eval_options import AcceptanceOptions
+from specdec.cli.generate import generate
 from specdec.cli.options import GenerateOptions
 
 FLAG = "flag"
@@ -267,8 +268,12 @@ HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml", "import
 
 def surface(command: click.Command, name: str) -> dict[str, dict[str, object]]:
     found = {name: dict(map(describe, command.params))}
-    for child in command.commands.values() if isinstance(command, click.Group) else ():
-        found |= surface(child, f"{name} {child.name}")
+    context = click.Context(command)
+    for each in command.list_commands(context) if isinstance(command, click.Group) else ():
+        child = command.get_command(context, each)
+        assert child is not None
+        assert child.name == each
+        found |= surface(child, f"{name} {each}")
     return found
 
 
@@ -286,9 +291,7 @@ def test_options_and_defaults_are_the_table() -> None:
     assert surface(commands, "specdec") == OPTIONS
 
 
-@pytest.mark.parametrize(
-    ("command", "options"), [(commands.commands["generate"], GenerateOptions), (acceptance, AcceptanceOptions)]
-)
+@pytest.mark.parametrize(("command", "options"), [(generate, GenerateOptions), (acceptance, AcceptanceOptions)])
 def test_every_option_has_a_help_text_and_a_value_in_the_options_object(command: click.Command, options: type) -> None:
     assert [param.name for param in command.params] == [field.name for field in fields(options)]
     assert all(param.help for param in command.params if isinstance(param, click.Option))

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from specdec.cli.app import commands
 from specdec.cli.verify import DEFAULT_PROMPTS
+from specdec.cli.verify import verify as verify_command
 from specdec.cli.verify_options import VerifyOptions
 from specdec.config import EngineConfig
 from specdec.engine import Engine, TargetFacts
@@ -133,6 +133,26 @@ def test_only_the_first_proposer_is_loaded_and_verified(built: list[EngineConfig
     assert {tuple(entry.method for entry in config.speculative) for config in built} <= {("suffix",), ()}
 
 
+def test_auto_is_verified_with_all_that_it_chooses_from(built: list[EngineConfig]) -> None:
+    """In the law's large batch too, where drafts do not pay on many machines."""
+    args = (*IDS, "--proposer=auto", "--draft-layers=1", "--temperature=1", "--quiet")
+    code, out, errors = verify(builder(built), *args)
+    assert (code, errors) == (0, ""), out
+    assert "choices            passed  by chance (seed 0), not by what pays: ngram " in out
+    assert [entry.method for entry in built[0].speculative] == ["auto", "draft"]
+    code, out, _ = verify(builder(built), *args, "--json", "--seed=1")
+    (choices,) = [check for check in json.loads(out)["checks"] if check["name"] == "choices"]
+    assert min(choices["figures"]["num_drafts"].values()) > 0
+    assert choices["figures"]["seed"] == 1
+    both = '[{"method": "auto", "proposers": ["suffix"]}, {"method": "ngram"}, {"method": "suffix"}]'
+    built.clear()
+    code, out, errors = fake.run(
+        ["verify", "--max-tokens=8", *IDS, "--speculative-config", both], builder(built), LINES
+    )
+    assert code == 0, (out, errors)
+    assert [entry.method for entry in built[0].speculative] == ["auto", "suffix"]
+
+
 def test_texts_go_through_the_tokenizer_and_there_are_default_prompts(built: list[EngineConfig]) -> None:
     build = builder(built, BYTE_VOCABULARY, byte_tokenizer())
     args = ("--proposer=suffix", "--json", "--max-tokens=6")
@@ -247,9 +267,8 @@ def test_ctrl_c_prints_what_was_found(
 
 
 def test_options_have_a_help_text_and_a_value_in_the_options_object() -> None:
-    command = commands.commands["verify"]
-    assert [param.name for param in command.params] == list(VerifyOptions.__dataclass_fields__)
-    assert all(param.help for param in command.params if isinstance(param, click.Option))
+    assert [param.name for param in verify_command.params] == list(VerifyOptions.__dataclass_fields__)
+    assert all(param.help for param in verify_command.params if isinstance(param, click.Option))
     code, out, _ = fake.run(["verify", "--help"], None)
     assert code == 0
     assert "Exit codes: 0 verified; 1 not lossless" in out

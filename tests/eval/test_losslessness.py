@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.config import SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.scheduler import ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence as Sample
+from specdec.engine import Engine
 from specdec.eval import kv_check
 from specdec.eval.checks import EMPTY, FAILED, PASSED
 from specdec.eval.driving import Watch
-from specdec.eval.losslessness import contexts
+from specdec.eval.losslessness import contexts, verify_losslessness
 from specdec.eval.verify_settings import Settings, check_settings
 from specdec.kernels import Kernels
 from specdec.proposers import growing
@@ -24,8 +25,10 @@ from specdec.proposers.registry import PROPOSERS
 from specdec.sampling import block, coupled, rejection, trees
 from specdec.sampling.emission import law
 from specdec.sampling.process import Span
+from specdec.step.kv_cache import KVCache
 from specdec.types import Draft, ProposerWarning, Verdict
-from tests.eval.tiny import Tiny, config, layered, named, scripted, tiny_for, verify
+from tests.eval.tiny import PROMPTS, Tiny, config, layered, named, scripted, tiny_for, verify
+from tests.sampling.enumeration import EmissionLogits
 from tests.sampling.wrong import recover_from_next_row, subtract_drafted_token_only
 from tests.toys import RandomProposer, ScriptedModel
 
@@ -48,16 +51,48 @@ def test_every_proposer_passes_with_every_verifier(method: str, verifier: str, t
     assert report.not_run
 
 
+def choosing(*members: SpeculativeConfig, k: int = 6, **options: object) -> EngineConfig:
+    """Of `auto`, which has these beside its own."""
+    return replace(config("auto", k=k, **options), speculative=(SpeculativeConfig("auto", k), *members))
+
+
+OWN_LAYERS = SpeculativeConfig("draft", 2, {"num_draft_layers": 1})
+"""A draft model, whose KV lags behind where others draft."""
+
+
 @pytest.mark.parametrize(("verifier", "temperature"), CASES)
-def test_a_choice_of_proposers_passes(verifier: str, temperature: float) -> None:
-    """A draft model among them, whose KV lags behind where others draft. Where drafts do not pay, as in the batch of
-    the law's samples on this machine, none is chosen: too little to judge, and no fault."""
-    entries = (SpeculativeConfig("auto", 6), SpeculativeConfig("draft", 2, {"num_draft_layers": 1}))
-    own = replace(config("draft", verifier=verifier), speculative=entries)
-    report = verify(scripted(), own, temperature, max_tokens=16, draws=96)
-    assert not report.failed, report
-    assert named(report, "target KV").status == PASSED
-    assert named(report, "draft positions").status == PASSED
+def test_whatever_auto_may_choose_is_verified(verifier: str, temperature: float) -> None:
+    """Every member has its turn, also where drafts would not pay on this machine."""
+    report = verify(scripted(), choosing(OWN_LAYERS, verifier=verifier), temperature, max_tokens=16, draws=96)
+    assert report.is_verified, report
+    assert {named(report, name).status for name in ("target KV", "proposer KV", "draft positions")} == {PASSED}
+    choices = named(report, "choices")
+    assert choices.status == PASSED
+    assert set(choices.figures["num_drafts"]) == {"ngram", "suffix", "draft"}
+    assert min(choices.figures["num_drafts"].values()) > 0
+    assert choices.figures["lengths"]["suffix"] == list(range(7))
+    assert choices.figures["lengths"]["draft"] == list(range(3))
+    assert "by chance (seed 0), not by what pays: ngram " in choices.summary
+
+
+def test_choices_by_chance_are_those_of_the_seed() -> None:
+    reports = [verify(scripted(), choosing(OWN_LAYERS), max_tokens=16, seed=seed) for seed in (3, 3, 4)]
+    figures = [named(report, "choices").figures for report in reports]
+    assert figures[0] == figures[1]
+    assert figures[0] != figures[2]
+    assert reports[0].checks == reports[1].checks
+
+
+def test_who_never_drafted_is_told() -> None:
+    class Silent(RandomProposer):
+        def propose(self, sequences: Sequence[Sample], inp: ProposalInput) -> list[Draft]:
+            return [Draft()] * len(inp.lengths)
+
+    models = Tiny(scripted().target, own={"silent": lambda: Silent(13)})
+    report = verify(models, choosing(SpeculativeConfig("silent", 4)), max_tokens=16)
+    assert report.is_verified
+    assert report.verdict.endswith("; never happened: a draft of silent")
+    assert "choices" not in {check.name for check in verify(scripted(), config("suffix"), max_tokens=3).checks}
 
 
 @pytest.mark.parametrize(("verifier", "temperature"), CASES[:3])
@@ -146,6 +181,78 @@ def test_acceptance_of_later_positions(first: int, k: int, monkeypatch: pytest.M
     longer = replace(own.speculative[0], num_speculative_tokens=k)
     report = verify(scripted(), replace(own, speculative=(longer,)), 0.8)
     caught(report, "acceptance", "expected by the target's law and the draft's")
+
+
+@pytest.mark.parametrize(
+    ("has_law", "wrong"), [(True, subtract_drafted_token_only), (True, recover_from_next_row), (False, _next_row)]
+)
+def test_a_wrong_verifier_shows_with_auto(
+    has_law: bool, wrong: EmissionLogits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of drafts with a law, which one of three members makes, or of those without."""
+    right = rejection.emission_logits
+
+    def sometimes_wrong(logits: torch.Tensor, spans: Sequence[Span], accepted: Sequence[int]) -> torch.Tensor:
+        weights = right(logits, spans, accepted)
+        mine = [i for i, span in enumerate(spans) if (span.row.draft.draft_probs is not None) == has_law]
+        if mine:
+            weights[mine] = wrong(logits, [spans[i] for i in mine], [accepted[i] for i in mine])
+        return weights
+
+    monkeypatch.setattr(rejection, "emission_logits", sometimes_wrong)
+    report = verify(scripted(), choosing(OWN_LAYERS, verifier="rejection"), 0.8, draws=1024)
+    caught(report, "recovered", "residual" if has_law else "another row of logits")
+    others(report, "recovered", "law")
+
+
+def test_an_accepted_token_that_is_not_the_targets_shows_with_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coupled, "_child", lambda draft, node, token: next(iter(draft.children(node)), None))
+    caught(verify(scripted(), choosing(OWN_LAYERS)), "greedy equality", "so no tie")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_member_that_does_not_see_what_others_drafted_shows_with_auto(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a draft of somebody else the draft model's KV counts as complete, asked to follow or not."""
+    commit = Scheduler._commit_row
+
+    def counts_all(self: Scheduler, row: ScheduledRow, verdict: Verdict) -> None:
+        commit(self, row, verdict)
+        if row.draft.proposer in ("ngram", "suffix"):
+            row.sequence.num_draft_computed_tokens = row.sequence.num_tokens - 1
+
+    monkeypatch.setattr(Scheduler, "_commit_row", counts_all)
+    own = choosing(SpeculativeConfig("draft", 2, {"num_draft_layers": 2}))
+    report = verify(layered(2), own, temperature, draws=96)
+    caught(report, "proposer KV", "the proposer draft's KV of position", "counts as computed and")
+    others(report, "proposer KV")
+
+
+def test_a_member_that_writes_into_the_targets_kv_shows_with_auto() -> None:
+    """Of what is committed, where no draft is verified again."""
+    target = scripted().target
+
+    class Writes(RandomProposer):
+        kv: KVCache | None = None
+
+        def propose(self, sequences: Sequence[Sample], inp: ProposalInput) -> list[Draft]:
+            if self.kv is not None and any(inp.lengths):
+                self.kv.keys[0][sequences[0].block_table[0], 0] += 1
+            return super().propose(sequences, inp)
+
+    models = Tiny(target, own={"writes": lambda: Writes(13)})
+
+    def build(own: EngineConfig) -> Engine:
+        engine = models.build(own)
+        writes = engine.runner.proposers.get("writes")
+        if isinstance(writes, Writes):
+            writes.kv = engine.runner.kv
+        return engine
+
+    own = choosing(SpeculativeConfig("writes", 4))
+    report = verify_losslessness(build, build(own), PROMPTS, Settings(max_tokens=16), Watch())
+    caught(report, "target KV", "the target's KV of position 0", "counts as computed and differs by")
 
 
 def test_acceptance_of_drawn_trees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_a_slice_is_an_entry_of_the_first_dimension(sample: Path) -> None:
     for name in file.tensors:
         whole = file.read(name)
         for index in range(len(whole)):
-            assert torch.equal(file.read_slice(name, index), whole[index])
+            assert torch.equal(file.read(name, index), whole[index])
 
 
 def test_what_is_read_belongs_to_the_caller(sample: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 
-from specdec.models.gguf_types import REFUSED, SUPPORTED, dequantize
+from specdec.models import chunks
+from specdec.models.gguf_types import SUPPORTED, dequantize, name_of, read_codes
 
 
 def test_the_tables_are_ggmls() -> None:
     assert {kind.name for kind in SUPPORTED.values()} == {
         *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
     }
-    assert {kind.value for kind in GGMLQuantizationType} == SUPPORTED.keys() | REFUSED.keys()
-    assert SUPPORTED[3].block_size == 32
-    assert SUPPORTED[3].num_bytes == 20
+    for number, kind in SUPPORTED.items():
+        assert kind.name == GGMLQuantizationType(number).name == name_of(number)
+        assert (kind.block_size, kind.num_bytes) == gguf.GGML_QUANT_SIZES[GGMLQuantizationType(number)]
+    assert name_of(GGMLQuantizationType.IQ2_XS) == "IQ2_XS"
+    assert name_of(999) == "unknown (999)"
 
 
 @pytest.mark.parametrize(
@@ -38,8 +42,29 @@ def test_quantised_weights_come_back(name: str, error: float) -> None:
     raw = np.ascontiguousarray(gguf.quants.quantize(weights, number)).view(np.uint8)
     back = dequantize(raw, SUPPORTED[number.value])
     assert back.shape == weights.shape
-    assert back.dtype == np.float32
-    assert np.abs(back - weights).max() <= error
+    assert back.dtype == torch.float32
+    assert (back - torch.from_numpy(weights)).abs().max() <= error
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in SUPPORTED.values()])
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (7, 5), (3000, 3)])
+def test_weights_are_the_gguf_packages_bit_for_bit(
+    name: str, rows: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whatever bytes, in chunks that do not divide the rows."""
+    monkeypatch.setattr(chunks, "CHUNK", 4096)
+    number = GGMLQuantizationType[name]
+    kind = SUPPORTED[number.value]
+    raw = np.random.default_rng(2).integers(0, 255, (rows, blocks * kind.num_bytes), np.uint8)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(np.array(gguf.quants.dequantize(raw, number), np.float32))
+    found = dequantize(raw, kind)
+    assert torch.equal(found.nan_to_num(1.5), expected.nan_to_num(1.5))
+    found.zero_()
+    if name in ("Q4_0", "Q4_1", "Q8_0"):
+        finite = expected.isfinite()
+        codes = read_codes(raw, kind).rows(slice(None))
+        assert torch.equal(codes[codes.isfinite() & finite], expected[codes.isfinite() & finite])
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
@@ -56,9 +81,9 @@ def test_k_blocks_are_scales_times_integers(name: str) -> None:
         expected = 7.0 * 5
     weights = dequantize(np.stack([block, block]), kind)
     assert weights.shape == (2, 256)
-    assert np.unique(weights).tolist() == [expected]
+    assert weights.unique().tolist() == [expected]
 
 
 def test_infinite_scales_of_a_damaged_file_do_not_warn() -> None:
     block = np.full((1, 20), 0xFF, np.uint8)
-    assert np.isnan(dequantize(block, SUPPORTED[3])).all()
+    assert dequantize(block, SUPPORTED[3]).isnan().all()

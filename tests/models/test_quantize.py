@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gguf
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels import QuantizedWeight, reference
+from specdec.models import chunks
 from specdec.models.gguf_types import CODED, SUPPORTED, dequantize, read_codes
 from specdec.models.quantize import join_rows, quantize_int4, quantize_int8
 
@@ -52,6 +55,22 @@ def test_what_four_bits_say_exactly_is_found_again(weights: torch.Tensor) -> Non
     assert torch.allclose(again, once.rows(EVERYTHING), rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantize", [quantize_int8, quantize_int4])
+def test_it_does_not_matter_how_many_rows_are_looked_at_together(
+    quantize: Callable[[torch.Tensor], QuantizedWeight], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = torch.randn(23, 70, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = quantize(weights)
+    for size in (1, 150, 500):
+        monkeypatch.setattr(chunks, "CHUNK", size)
+        parts = quantize(weights)
+        assert torch.equal(parts.codes, whole.codes)
+        assert torch.equal(parts.scales, whole.scales)
+        assert (parts.mins is None) == (whole.mins is None)
+        assert parts.mins is None or torch.equal(parts.mins, whole.mins)
+
+
 def test_rows_of_zeros_stay_zero() -> None:
     for quantize in (quantize_int8, quantize_int4):
         assert quantize(torch.zeros(3, 40)).rows(EVERYTHING).abs().max() == 0
@@ -64,7 +83,7 @@ def test_a_files_codes_mean_what_gguf_says(name: str) -> None:
     raw = np.ascontiguousarray(gguf.quants.quantize(weights, number)).view(np.uint8)
     kind = SUPPORTED[number.value]
     found = read_codes(raw, kind).rows(EVERYTHING)
-    assert torch.allclose(found, torch.from_numpy(dequantize(raw, kind)), rtol=1e-6, atol=1e-7)
+    assert torch.allclose(found, dequantize(raw, kind), rtol=1e-6, atol=1e-7)
 
 
 def test_matrices_of_one_form_are_joined_and_others_not() -> None:

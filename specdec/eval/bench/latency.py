@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specdec.engine import Engine
@@ -33,6 +33,8 @@ class Latency:
     max_tokens: int
     num_rounds: int
     points: tuple[LatencyPoint, ...]
+    start_up_seconds: Mapping[str, float]
+    """Until the engine was ready, by part."""
 
 
 def measure_latency(
@@ -59,7 +61,7 @@ def measure_latency(
                 answer = _answer(engine, text, length, variant, max_tokens, number)
                 answers.setdefault((length, variant), []).append(answer)
     points = [_point(length, variant, answers) for length in lengths for variant in variants]
-    return Latency(engine.config.model, max_tokens, num_rounds, tuple(points))
+    return Latency(engine.config.model, max_tokens, num_rounds, tuple(points), dict(engine.start_up.seconds))
 
 
 def _check_lengths(engine: Engine, lengths: Sequence[int], max_tokens: int) -> None:

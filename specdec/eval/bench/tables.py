@@ -27,7 +27,9 @@ def latency_table(result: Latency) -> str:
         f"{result.model}: greedy, batch 1, {result.max_tokens} tokens; medians (quartiles) of {result.num_rounds} "
         "rounds, in turns"
     )
-    return "\n".join((heading, align(rows), _threads()))
+    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in result.start_up_seconds.items())
+    start_up = f"start-up {sum(result.start_up_seconds.values()):.2f} s: {parts}"
+    return "\n".join((heading, align(rows), start_up, _threads()))
 
 
 def throughput_table(result: Throughput) -> str:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from specdec.eval.bench.latency import measure_latency
+from specdec.eval.bench.tables import latency_table
 from specdec.eval.bench.texts import Text
 from tests.eval.helpers import Clock, timed_model, toy_engine
 from tests.toys import OracleProposer
@@ -21,6 +22,7 @@ def test_prompts_are_timed_until_the_first_token_and_after_it(monkeypatch: pytes
     monkeypatch.setattr(time, "perf_counter", clock)
     model = timed_model(clock)
     engine = toy_engine(model, proposer="oracle", proposers={"oracle": OracleProposer(model, 2)})
+    engine.start_up.seconds["weights"] = 2.5
     told: list[str] = []
     result = measure_latency(engine, TEXT, [5, 9], 10, 3, told.append)
     assert (result.max_tokens, result.num_rounds, len(told)) == (10, 3, 6)
@@ -36,6 +38,8 @@ def test_prompts_are_timed_until_the_first_token_and_after_it(monkeypatch: pytes
     assert [each.per_token_ms.median for each in result.points] == pytest.approx([PLAIN_MS, DRAFTED_MS] * 2)
     assert [each.tokens_per_step for each in result.points] == pytest.approx([1, 3] * 2)
     assert [each.speedup for each in result.points] == pytest.approx([1, PLAIN_MS / DRAFTED_MS] * 2)
+    assert result.start_up_seconds == {"weights": 2.5}
+    assert "\nstart-up 2.50 s: weights 2.50\n" in latency_table(result)
     assert not engine.has_unfinished_requests()
 
 
