@@ -21,7 +21,7 @@
 
 namespace specdec {
 
-inline constexpr int SPINS = 300;  // of about 10 ns: more costs a busy machine more than it saves a quiet one
+inline constexpr int SPINS = 1000;  // of about 10 ns: a quiet machine gains by these, a busy one loses by several times as many
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -31,29 +31,17 @@ inline void relax() {
 #endif
 }
 
-// Some of the memory that a thread will read in a phase to come: it asks for it while it waits.
-struct Ahead {
-    const u8* from = nullptr;
-    i64 lines = 0;  // of 64 bytes
-
-    bool fetch() {
-        if (lines == 0) return false;
-        __builtin_prefetch(from, 0, 2);
-        from += 64, lines--;
-        return true;
-    }
-};
-
 struct Job {
     std::vector<u32> pieces;  // of every phase, one at least
     std::function<void(int thread, size_t phase, u32 piece)> work;
-    // What this thread is to fetch while it waits for the end of a phase that it worked in; may be left out.
-    std::function<void(int thread, size_t phase, Ahead&)> plan_ahead;
 };
 
 class Pool {
   public:
-    explicit Pool(int size) : size_(size), seats_(std::make_unique<Seat[]>(static_cast<size_t>(size))) {
+    // `meanwhile` does something small and useful for a thread that waits, and says whether there was any. It must not
+    // look at a job.
+    Pool(int size, std::function<bool(int thread)> meanwhile)
+        : size_(size), meanwhile_(std::move(meanwhile)), seats_(std::make_unique<Seat[]>(static_cast<size_t>(size))) {
         try {
             for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
         } catch (...) {
@@ -95,7 +83,6 @@ class Pool {
     // A thread claims pieces of its own share first, in their order, then what is left of the others'.
     struct Seat {
         alignas(64) std::atomic<u64> taken{0};  // how many pieces of its share are claimed in which phase, as a Place
-        alignas(64) Ahead ahead;
     };
 
     Place place() const { return Place::of(place_.load(std::memory_order_acquire)); }
@@ -110,9 +97,7 @@ class Pool {
         const Place at = place();
         u32 count = 0;
         for (u32 piece; claim(at, index, piece); count++) perform(at, index, piece);
-        if (count == 0) return at;
-        if (job_->plan_ahead) job_->plan_ahead(index, at.phase - first_phase_, seats_[index].ahead);
-        if (done_.fetch_add(count, std::memory_order_acq_rel) + count == at.pieces) advance(at);
+        if (count > 0 && done_.fetch_add(count, std::memory_order_acq_rel) + count == at.pieces) advance(at);
         return at;
     }
 
@@ -159,7 +144,7 @@ class Pool {
 
     void publish(const Place& next) {
         place_.store(next.word(), std::memory_order_seq_cst);
-        if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+        if (!asleep_.load(std::memory_order_seq_cst) || !asleep_.exchange(false, std::memory_order_seq_cst)) return;
         signal_.fetch_add(1, std::memory_order_seq_cst);
         signal_.notify_all();
     }
@@ -168,15 +153,14 @@ class Pool {
     void await_change(const Place& at, int index) {
         for (int spins = 0; spins < SPINS;) {
             if (place() != at) return;
-            if (!seats_[index].ahead.fetch()) relax(), spins++;
+            if (!meanwhile_(index)) relax(), spins++;
         }
-        sleepers_.fetch_add(1, std::memory_order_seq_cst);
         while (true) {
+            asleep_.store(true, std::memory_order_seq_cst);
             const u32 heard = signal_.load(std::memory_order_seq_cst);
-            if (place_.load(std::memory_order_seq_cst) != at.word()) break;
+            if (place_.load(std::memory_order_seq_cst) != at.word()) return;
             signal_.wait(heard, std::memory_order_seq_cst);
         }
-        sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }
 
     void serve(int index) {
@@ -194,6 +178,7 @@ class Pool {
     }
 
     const int size_;
+    const std::function<bool(int)> meanwhile_;
     const std::unique_ptr<Seat[]> seats_;
     std::vector<std::thread> threads_;
     const Job* job_ = nullptr;
@@ -202,7 +187,7 @@ class Pool {
     std::atomic<bool> failed_{false}, stop_{false};
     alignas(64) std::atomic<u64> place_{0};
     alignas(64) std::atomic<u32> done_{0};
-    alignas(64) std::atomic<u32> sleepers_{0};
+    alignas(64) std::atomic<bool> asleep_{false};  // someone may be
     std::atomic<u32> signal_{0};
 };
 

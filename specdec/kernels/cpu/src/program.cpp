@@ -46,7 +46,8 @@ inline constexpr i64 FEW_ROWS = 16;            // rows that every thread rewrite
 inline constexpr i64 FEW_PANELS = 4;           // panels claimed at once where there are few rows
 inline constexpr i64 MOST_PARTIALS = 1 << 16;  // results of chunks kept at once
 inline constexpr i64 READ_LINES = 1 << 12;     // of 64 bytes, read at once
-inline constexpr i64 FETCHED = 1 << 16;        // bytes of the next product that a waiting thread asks for
+inline constexpr i64 FETCHED = 1 << 18;        // bytes of the next product's weights that are asked for before it starts
+inline constexpr int FETCHED_AT_ONCE = 32;     // lines of 64 bytes, as many as memory takes without making a thread wait
 
 struct Share {
     i64 first, last;
@@ -75,24 +76,40 @@ struct Cut {
     i64 count, owners, grain, pieces_each;
 };
 
+// The weights that a thread begins the next product with. They are asked for while memory has nothing else to do.
+struct Ahead {
+    const u8* from = nullptr;
+    i64 lines = 0;
+
+    bool fetch() {
+        if (lines == 0) return false;
+        __builtin_prefetch(from, 0, 2);
+        from += 64, lines--;
+        return true;
+    }
+};
+
 // What a thread needs of its own.
 struct alignas(64) Own {
     Rows rows;
     i64 rows_of = -1;  // the op whose rows these are
     AttentionWorker attention;
+    Ahead ahead;
 };
 
 // What one backend owns: threads and their memory. One call at a time.
 struct Context {
-    explicit Context(int threads) : pool(threads), own(static_cast<size_t>(threads)) {}
+    explicit Context(int threads)
+        : own(static_cast<size_t>(threads)),
+          pool(threads, [this](int thread) { return own[static_cast<size_t>(thread)].ahead.fetch(); }) {}
 
-    Pool pool;
     std::mutex mutex;
     std::vector<Own> own;
     Rows shared;
     std::vector<AttentionPlan> plans;
     std::vector<Partial> partials;
     std::vector<float> sums;
+    Pool pool;  // goes first: its threads use the others
 };
 
 // One phase of a job, f(first, last) for every piece of `count` items.
@@ -102,7 +119,7 @@ void each_piece(Pool& pool, i64 count, i64 grain, F f) {
     pool.run({{cut.pieces()}, [&](int, size_t, u32 index) {
                   const Share piece = cut.piece(index);
                   f(piece.first, piece.last);
-              }, nullptr});
+              }});
 }
 
 class Execution {
@@ -124,8 +141,7 @@ class Execution {
     }
 
     void run() {
-        context_.pool.run({std::move(pieces_), [this](int thread, size_t phase, u32 piece) { perform(thread, phases_[phase], piece); },
-                           [this](int thread, size_t phase, Ahead& ahead) { plan_ahead(thread, phase, ahead); }});
+        context_.pool.run({std::move(pieces_), [this](int thread, size_t phase, u32 piece) { perform(thread, phase, piece); }});
     }
 
   private:
@@ -204,10 +220,18 @@ class Execution {
         return nullptr;
     }
 
-    void perform(int thread, const Phase& phase, u32 index) {
-        const Share piece = phase.cut.piece(index);
-        if (piece.first == piece.last) return;
+    void perform(int thread, size_t number, u32 index) {
+        const Phase& phase = phases_[number];
         Own& own = context_.own[static_cast<size_t>(thread)];
+        if (phase.part == Part::PRODUCT)
+            own.ahead = next_weights(thread, number);
+        else
+            for (int i = 0; i < FETCHED_AT_ONCE; i++) own.ahead.fetch();
+        const Share piece = phase.cut.piece(index);
+        if (piece.first < piece.last) perform(phase, own, piece);
+    }
+
+    void perform(const Phase& phase, Own& own, Share piece) {
         switch (phase.part) {
             case Part::PRODUCT: return multiply_panels(phase.first, own, piece);
             case Part::ATTEND: return attend(ops_[phase.first], own.attention, piece);
@@ -228,17 +252,14 @@ class Execution {
         }
     }
 
-    // The weights that a thread begins the next product with.
-    void plan_ahead(int thread, size_t phase, Ahead& ahead) const {
-        while (++phase < phases_.size() && phases_[phase].part != Part::PRODUCT) {}
-        if (phase == phases_.size()) return;
-        const Op& op = ops_[phases_[phase].first];
-        const Cut& cut = phases_[phase].cut;
-        if (thread >= cut.owners) return;
-        const Share panels = cut.share(thread);
+    // Of the product that comes after phase `number`.
+    Ahead next_weights(int thread, size_t number) const {
+        while (++number < phases_.size() && phases_[number].part != Part::PRODUCT) {}
+        if (number == phases_.size() || thread >= phases_[number].cut.owners) return {};
+        const Op& op = ops_[phases_[number].first];
+        const Share panels = phases_[number].cut.share(thread);
         const i64 bytes = panel_bytes(op.sizes[0], op.sizes[1]);
-        const i64 wanted = std::min(FETCHED, (panels.last - panels.first) * bytes);
-        ahead = {operand<u8>(op, 1) + panels.first * bytes, wanted / 64};
+        return {operand<u8>(op, 1) + panels.first * bytes, std::min(FETCHED, (panels.last - panels.first) * bytes) / 64};
     }
 
     void fill_rows(const Op& op, Rows& rows, Share mine) {
