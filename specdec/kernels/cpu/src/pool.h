@@ -21,7 +21,7 @@
 
 namespace specdec {
 
-inline constexpr int SPINS = 1000;  // of about 10 ns: a quiet machine gains by these, a busy one loses by several times as many
+inline constexpr int SPINS = 1000;  // of about 10 ns: more costs a busy machine more than it saves a quiet one
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)

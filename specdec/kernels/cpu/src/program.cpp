@@ -43,7 +43,7 @@ struct Step {
 };
 
 inline constexpr i64 FEW_ROWS = 16;            // rows that every thread rewrites for itself before a product
-inline constexpr i64 FEW_PANELS = 4;           // panels claimed at once where there are few rows
+inline constexpr i64 LEAST_PANELS = 8;         // taken at once, twice as many as one row is multiplied with
 inline constexpr i64 MOST_PARTIALS = 1 << 16;  // results of chunks kept at once
 inline constexpr i64 READ_LINES = 1 << 12;     // of 64 bytes, read at once
 inline constexpr i64 FETCHED = 1 << 18;        // bytes of the next product's weights that are asked for before it starts
@@ -53,13 +53,14 @@ struct Share {
     i64 first, last;
 };
 
-// `count` items in pieces of about `grain`: as many for each thread, one after the other, so that all are done at the
-// same time where nothing disturbs them. A piece at the end of a thread's may be empty.
+// `count` items cut into the shares of threads, and every share into pieces, each half of what is left: large ones as
+// long as nobody is waiting, for taking one costs about 0.3 us, and at the end small ones, for which somebody may be.
+// They are multiples of `grain` and the rest of the division; the last takes what is left, which may be nothing.
 struct Cut {
-    Cut(i64 total, i64 threads, i64 wanted) : count(total), owners(std::clamp<i64>(total, 1, threads)) {
-        const i64 each = (count + owners - 1) / owners;
-        grain = std::max({i64{1}, wanted, (each + MOST - 1) / MOST});
-        pieces_each = std::max<i64>(1, (each + grain - 1) / grain);
+    Cut(i64 total, i64 threads, i64 least) : count(total), owners(std::clamp<i64>(total, 1, threads)), grain(least) {
+        const i64 share = (count + owners - 1) / owners;
+        most = std::max(16 * grain, round_up((share + 31) / 32, grain));
+        for (i64 left = share; left > 0; left -= next(left)) pieces_each++;
     }
 
     u32 pieces() const { return static_cast<u32>(owners * pieces_each); }
@@ -67,13 +68,18 @@ struct Cut {
     Share share(i64 owner) const { return {count * owner / owners, count * (owner + 1) / owners}; }
 
     Share piece(u32 index) const {
-        const Share whole = share(index / pieces_each);
-        const i64 first = std::min(whole.first + index % pieces_each * grain, whole.last);
-        return {first, std::min(first + grain, whole.last)};
+        auto [first, last] = share(index / pieces_each);
+        const i64 turn = index % pieces_each;
+        for (i64 i = 0; i < turn; i++) first += next(last - first);
+        return {first, turn + 1 == pieces_each ? last : first + next(last - first)};
     }
 
-    static constexpr i64 MOST = 64;  // pieces of one thread
-    i64 count, owners, grain, pieces_each;
+    i64 next(i64 left) const {
+        const i64 size = std::min(most, round_up((left + 1) / 2, grain));
+        return left - size < grain ? left : size;
+    }
+
+    i64 count, owners, grain, most, pieces_each = 0;
 };
 
 // The weights that a thread begins the next product with. They are asked for while memory has nothing else to do.
@@ -91,10 +97,10 @@ struct Ahead {
 
 // What a thread needs of its own.
 struct alignas(64) Own {
-    Rows rows;
-    i64 rows_of = -1;  // the op whose rows these are
+    i64 product = -1;  // the last op that it took panels of
+    Rows rows;         // of that, where each thread rewrites them
+    Ahead ahead;       // of the product after that
     AttentionWorker attention;
-    Ahead ahead;
 };
 
 // What one backend owns: threads and their memory. One call at a time.
@@ -162,7 +168,7 @@ class Execution {
     // What the threads share is allocated before they start; what is each thread's own, when it first needs it.
     void prepare() {
         context_.plans.clear();
-        for (auto& own : context_.own) own.rows_of = -1;
+        for (auto& own : context_.own) own.product = -1;
         for (i64 i = 0; i < count_; i++) {
             const Op& op = ops_[i];
             if (op.code == ATTEND) {
@@ -176,7 +182,7 @@ class Execution {
                     add_rows(i);
                 }
                 const i64 panels = (op.sizes[2] + PANEL - 1) / PANEL;
-                add_phase(Part::PRODUCT, i, panels, is_few() ? FEW_PANELS : quarter(panels));
+                add_phase(Part::PRODUCT, i, panels, LEAST_PANELS);
             } else {
                 add_rows(i);
             }
@@ -185,14 +191,12 @@ class Execution {
 
     bool is_few() const { return step_.tokens <= FEW_ROWS; }
 
-    i64 quarter(i64 count) const { return count / (4 * context_.pool.size()) + 1; }
-
     // One more op that a row goes through, if it can be in one stretch with those before.
     void add_rows(i64 op) {
         if (!phases_.empty() && phases_.back().part == Part::ROWS)
             phases_.back().last = op + 1;
         else
-            add_phase(Part::ROWS, op, step_.tokens, is_few() ? 1 : quarter(step_.tokens));
+            add_phase(Part::ROWS, op, step_.tokens, 1);
     }
 
     void add_phase(Part part, i64 op, i64 count, i64 grain) {
@@ -223,17 +227,20 @@ class Execution {
     void perform(int thread, size_t number, u32 index) {
         const Phase& phase = phases_[number];
         Own& own = context_.own[static_cast<size_t>(thread)];
-        if (phase.part == Part::PRODUCT)
-            own.ahead = next_weights(thread, number);
-        else
-            for (int i = 0; i < FETCHED_AT_ONCE; i++) own.ahead.fetch();
         const Share piece = phase.cut.piece(index);
-        if (piece.first < piece.last) perform(phase, own, piece);
+        if (piece.first == piece.last) return;
+        if (phase.part == Part::PRODUCT && own.product != phase.first) {
+            own.product = phase.first, own.ahead = next_weights(thread, number);
+            if (is_few()) rewrite_rows(ops_[phase.first], own);
+        }
+        if (phase.part != Part::PRODUCT)
+            for (int i = 0; i < FETCHED_AT_ONCE; i++) own.ahead.fetch();
+        perform(phase, own, piece);
     }
 
     void perform(const Phase& phase, Own& own, Share piece) {
         switch (phase.part) {
-            case Part::PRODUCT: return multiply_panels(phase.first, own, piece);
+            case Part::PRODUCT: return multiply_panels(ops_[phase.first], own, piece);
             case Part::ATTEND: return attend(ops_[phase.first], own.attention, piece);
             case Part::FOLD: return fold(ops_[phase.first], own.attention, piece);
             case Part::ROWS:
@@ -266,14 +273,13 @@ class Execution {
         rows.fill(op.sizes[0], op.sizes[1], step_.tokens, mine.first, mine.last, operand<float>(op, 0), op.sizes[3]);
     }
 
+    void rewrite_rows(const Op& op, Own& own) {
+        own.rows.reserve(op.sizes[0], op.sizes[1], step_.tokens);
+        fill_rows(op, own.rows, {0, step_.tokens});
+    }
+
     // sizes: kind, inputs, outputs, stride of x, stride of out
-    void multiply_panels(i64 number, Own& own, Share panels) {
-        const Op& op = ops_[number];
-        if (is_few() && own.rows_of != number) {
-            own.rows.reserve(op.sizes[0], op.sizes[1], step_.tokens);
-            fill_rows(op, own.rows, {0, step_.tokens});
-            own.rows_of = number;
-        }
+    void multiply_panels(const Op& op, const Own& own, Share panels) {
         const Product product{op.sizes[0], op.sizes[1], op.sizes[2], operand<u8>(op, 1), operand<float>(op, 2),
                               operand<float>(op, 3), op.sizes[4]};
         multiply(product, is_few() ? own.rows : context_.shared, step_.tokens, panels.first, panels.last);
