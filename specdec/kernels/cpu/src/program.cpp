@@ -54,7 +54,7 @@ struct Share {
 };
 
 // `count` items cut into the shares of threads, and every share into pieces, each half of what is left: large ones as
-// long as nobody is waiting, for taking one costs about 0.3 us, and at the end small ones, for which somebody may be.
+// long as nobody is waiting, for taking one is not free, and at the end small ones, for which somebody may be.
 // They are multiples of `grain` and the rest of the division; the last takes what is left, which may be nothing.
 struct Cut {
     Cut(i64 total, i64 threads, i64 least) : count(total), owners(std::clamp<i64>(total, 1, threads)), grain(least) {
@@ -147,7 +147,8 @@ class Execution {
     }
 
     void run() {
-        context_.pool.run({std::move(pieces_), [this](int thread, size_t phase, u32 piece) { perform(thread, phase, piece); }});
+        context_.pool.run({std::move(pieces_),
+                           [this](int thread, size_t phase, u32 piece) { perform(thread, phase, piece); }});
     }
 
   private:
@@ -233,6 +234,7 @@ class Execution {
             own.product = phase.first, own.ahead = next_weights(thread, number);
             if (is_few()) rewrite_rows(ops_[phase.first], own);
         }
+        // Other ops read little, and leave memory idle while they compute.
         if (phase.part != Part::PRODUCT)
             for (int i = 0; i < FETCHED_AT_ONCE; i++) own.ahead.fetch();
         perform(phase, own, piece);
@@ -295,7 +297,8 @@ class Execution {
     void attend(const Op& op, AttentionWorker& worker, Share tasks) {
         const AttentionPlan& plan = *plan_of(op);
         for (i64 t = tasks.first; t < tasks.last; t++)
-            worker.run(attention_of(op), rows_, plan.tasks[static_cast<size_t>(t)], context_.partials.data(), context_.sums.data());
+            worker.run(attention_of(op), rows_, plan.tasks[static_cast<size_t>(t)], context_.partials.data(),
+                       context_.sums.data());
     }
 
     // The pairs of all folds in one row.
