@@ -102,7 +102,7 @@ class Recorder:
 class _Layout:
     """Where each tensor of a recording lies when the program runs.
 
-    Buffers share memory if one is last read before the other is made, with a meeting of all threads in between: two
+    Buffers share memory if one is last read before the other is made, with the end of a phase in between: two
     rowwise ops in a row may be at different rows at the same time.
     """
 

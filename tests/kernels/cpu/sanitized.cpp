@@ -1,4 +1,5 @@
-// A run over every entry point, for the sanitizers: random products, attention with trees, a program on three threads.
+// A run over every entry point, for the sanitizers: random products, attention with trees, a program; on one thread, on a
+// few, and on more than there is work for.
 #include "program.cpp"
 
 #include <cstdio>
@@ -141,14 +142,16 @@ void sampling(void* context) {
 }  // namespace
 
 int main() {
-    void* context = specdec_open(3);
-    products(context);
-    attention(context);
-    program(context);
-    sampling(context);
-    const std::vector<u8> memory(1 << 16);
-    u64 sum = 0;
-    specdec_read(context, memory.data(), 1 << 16, &sum);
-    specdec_close(context);
+    for (const i64 threads : {1, 3, 8}) {
+        void* context = specdec_open(threads);
+        products(context);
+        attention(context);
+        program(context);
+        sampling(context);
+        const std::vector<u8> memory(1 << 16);
+        u64 sum = 0;
+        specdec_read(context, memory.data(), 1 << 16, &sum);
+        specdec_close(context);
+    }
     std::puts("done");
 }

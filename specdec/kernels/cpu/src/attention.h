@@ -50,7 +50,7 @@ struct AttentionTask {
     i64 row, head, first, last, chunk, last_chunk, partial;
 };
 
-// The tasks of one step for models with `kv_heads` heads of keys; `partials` is the number of results kept.
+// The tasks of one step for models with `kv_heads` heads of keys.
 struct AttentionPlan {
     i64 kv_heads = 0, repeats = 0;
     std::vector<AttentionTask> tasks;
@@ -58,12 +58,12 @@ struct AttentionPlan {
         i64 row, head, first, last, chunks, partial;
     };
     std::vector<Fold> folds;
-    i64 partials = 0;
+    i64 partials = 0, pairs = 0;  // results kept, and queries times heads to fold them for
 
     // Few tasks are cut along the context, so that every thread has some; the bits are the same.
     void build(const StepRows& rows, i64 heads, i64 groups, i64 threads, i64 most_partials) {
         kv_heads = groups, repeats = heads / groups;
-        tasks.clear(), folds.clear(), partials = 0;
+        tasks.clear(), folds.clear(), partials = pairs = 0;
         const i64 tile = std::max<i64>(1, MAX_PAIRS / repeats);
         i64 whole = 0;
         for (i64 b = 0; b < rows.count; b++)
@@ -89,7 +89,7 @@ struct AttentionPlan {
         for (i64 i = 0; i < pieces; i++)
             tasks.push_back({row, head, first, last, chunks * i / pieces, chunks * (i + 1) / pieces, partials});
         folds.push_back({row, head, first, last, chunks, partials});
-        partials += results;
+        partials += results, pairs += (last - first) * repeats;
     }
 };
 

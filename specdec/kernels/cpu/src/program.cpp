@@ -1,7 +1,8 @@
-// A step as a list of ops: every thread walks the list and does its share of each op.
+// A step as a list of ops, run as phases of a pool's job.
 //
-// The list is made once; what changes from step to step comes in a `Step`. Rows are cut among threads where each row
-// is a matter of its own, panels of outputs in products, tasks in attention.
+// The list is made once; what changes from step to step comes in a `Step`. A phase is one op, a stretch of ops whose
+// every row is a matter of its own, or a part of an op. Its work is cut into pieces: of rows, of panels of outputs in
+// products, of tasks in attention. No number depends on where the cuts are.
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -42,34 +43,103 @@ struct Step {
     void* inputs[64];
 };
 
-inline constexpr i64 FEW_ROWS = 16;             // rows that every thread rewrites for itself before a product
-inline constexpr i64 MOST_PARTIALS = 1 << 16;   // results of chunks kept at once
-
-bool is_rowwise(i64 code) { return code != LINEAR && code != ATTEND; }
+inline constexpr i64 FEW_ROWS = 16;            // rows that every thread rewrites for itself before a product
+inline constexpr i64 LEAST_PANELS = 8;         // taken at once, twice as many as one row is multiplied with
+inline constexpr i64 MOST_PARTIALS = 1 << 16;  // results of chunks kept at once
+inline constexpr i64 READ_LINES = 1 << 12;     // of 64 bytes, read at once
+inline constexpr i64 FETCHED = 1 << 18;        // bytes of the next product's weights that are asked for before it starts
+inline constexpr int FETCHED_AT_ONCE = 32;     // lines of 64 bytes, as many as memory takes without making a thread wait
 
 struct Share {
     i64 first, last;
 };
-Share share(i64 count, int index, int threads) { return {count * index / threads, count * (index + 1) / threads}; }
+
+// `count` items cut into the shares of threads, and every share into pieces, each half of what is left: large ones as
+// long as nobody is waiting, for taking one is not free, and at the end small ones, for which somebody may be.
+// They are multiples of `grain` and the rest of the division; the last takes what is left, which may be nothing.
+struct Cut {
+    Cut(i64 total, i64 threads, i64 least) : count(total), owners(std::clamp<i64>(total, 1, threads)), grain(least) {
+        const i64 share = (count + owners - 1) / owners;
+        most = std::max(16 * grain, round_up((share + 31) / 32, grain));
+        for (i64 left = share; left > 0; left -= next(left)) pieces_each++;
+    }
+
+    u32 pieces() const { return static_cast<u32>(owners * pieces_each); }
+
+    Share share(i64 owner) const { return {count * owner / owners, count * (owner + 1) / owners}; }
+
+    Share piece(u32 index) const {
+        auto [first, last] = share(index / pieces_each);
+        const i64 turn = index % pieces_each;
+        for (i64 i = 0; i < turn; i++) first += next(last - first);
+        return {first, turn + 1 == pieces_each ? last : first + next(last - first)};
+    }
+
+    i64 next(i64 left) const {
+        const i64 size = std::min(most, round_up((left + 1) / 2, grain));
+        return left - size < grain ? left : size;
+    }
+
+    i64 count, owners, grain, most, pieces_each = 0;
+};
+
+// The weights that a thread begins the next product with. They are asked for while memory has nothing else to do.
+struct Ahead {
+    const u8* from = nullptr;
+    i64 lines = 0;
+
+    bool fetch() {
+        if (lines == 0) return false;
+        __builtin_prefetch(from, 0, 2);
+        from += 64, lines--;
+        return true;
+    }
+};
+
+// What a thread needs of its own.
+struct alignas(64) Own {
+    i64 product = -1;  // the last op that it took panels of
+    Rows rows;         // of that, where each thread rewrites them
+    Ahead ahead;       // of the product after that
+    AttentionWorker attention;
+};
 
 // What one backend owns: threads and their memory. One call at a time.
 struct Context {
-    explicit Context(int threads) : pool(threads), buffers(static_cast<size_t>(threads)), workers(buffers.size()) {}
+    explicit Context(int threads)
+        : own(static_cast<size_t>(threads)),
+          pool(threads, [this](int thread) { return own[static_cast<size_t>(thread)].ahead.fetch(); }) {}
 
-    Pool pool;
     std::mutex mutex;
-    std::vector<Rows> buffers;
-    std::vector<AttentionWorker> workers;
+    std::vector<Own> own;
     Rows shared;
     std::vector<AttentionPlan> plans;
     std::vector<Partial> partials;
     std::vector<float> sums;
-    std::unique_ptr<std::atomic<i64>[]> counters;
-    i64 num_counters = 0;
-    std::vector<Candidate> candidates;
+    std::vector<Candidate> candidates;  // room for a row's, for each thread
+    Pool pool;  // goes first: its threads use the others
 };
 
+// One phase of a job, f(thread, first, last) for every piece of `count` items.
+template <class F>
+void each_piece(Pool& pool, i64 count, i64 grain, F f) {
+    const Cut cut(count, pool.size(), grain);
+    pool.run({{cut.pieces()}, [&](int thread, size_t, u32 index) {
+                  const Share piece = cut.piece(index);
+                  f(thread, piece.first, piece.last);
+              }});
+}
+
 class Execution {
+    enum class Part { ROWS, PRODUCT, ATTEND, FOLD };
+
+    // The ops [first, last) row by row, or a part of op `first`.
+    struct Phase {
+        Part part;
+        i64 first, last;
+        Cut cut;
+    };
+
   public:
     Execution(Context& context, const Op* ops, i64 count, const Step& step)
         : context_(context), ops_(ops), count_(count), step_(step) {
@@ -78,11 +148,9 @@ class Execution {
         prepare();
     }
 
-    void run(int index) {
-        for (i64 i = 0; i < count_; i++) {
-            if (i > 0 && !(is_rowwise(ops_[i].code) && is_rowwise(ops_[i - 1].code))) context_.pool.barrier().wait();
-            execute(ops_[i], i, index);
-        }
+    void run() {
+        context_.pool.run({std::move(pieces_),
+                           [this](int thread, size_t phase, u32 piece) { perform(thread, phase, piece); }});
     }
 
   private:
@@ -102,28 +170,55 @@ class Execution {
 
     // What the threads share is allocated before they start; what is each thread's own, when it first needs it.
     void prepare() {
-        if (context_.num_counters < count_) {
-            context_.counters = std::make_unique<std::atomic<i64>[]>(static_cast<size_t>(count_));
-            context_.num_counters = count_;
-        }
         context_.plans.clear();
+        for (auto& own : context_.own) own.product = -1;
         for (i64 i = 0; i < count_; i++) {
             const Op& op = ops_[i];
-            if (op.code == LINEAR && step_.tokens > FEW_ROWS)
-                context_.shared.reserve(op.sizes[0], op.sizes[1], step_.tokens);
-            if (op.code != ATTEND) continue;
-            context_.counters[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
-            if (!plan_of(op)) {
-                AttentionPlan plan;
-                plan.build(rows_, op.sizes[0], op.sizes[1], context_.pool.size(), MOST_PARTIALS);
-                context_.plans.push_back(std::move(plan));
+            if (op.code == ATTEND) {
+                prepare_attention(op);
+                const AttentionPlan& plan = *plan_of(op);
+                add_phase(Part::ATTEND, i, static_cast<i64>(plan.tasks.size()), 1);
+                add_phase(Part::FOLD, i, plan.pairs, 1);
+            } else if (op.code == LINEAR) {
+                if (!is_few()) {
+                    context_.shared.reserve(op.sizes[0], op.sizes[1], step_.tokens);
+                    add_rows(i);
+                }
+                const i64 panels = (op.sizes[2] + PANEL - 1) / PANEL;
+                add_phase(Part::PRODUCT, i, panels, LEAST_PANELS);
+            } else {
+                add_rows(i);
             }
-            // Two ops may share a plan and differ in the size of their heads.
-            const size_t kept = static_cast<size_t>(plan_of(op)->partials);
-            if (context_.partials.size() < kept) context_.partials.resize(kept);
-            const size_t floats = kept * static_cast<size_t>(round_up(op.sizes[2], LANES));
-            if (context_.sums.size() < floats) context_.sums.resize(floats);
         }
+    }
+
+    bool is_few() const { return step_.tokens <= FEW_ROWS; }
+
+    // One more op that a row goes through, if it can be in one stretch with those before.
+    void add_rows(i64 op) {
+        if (!phases_.empty() && phases_.back().part == Part::ROWS)
+            phases_.back().last = op + 1;
+        else
+            add_phase(Part::ROWS, op, step_.tokens, 1);
+    }
+
+    void add_phase(Part part, i64 op, i64 count, i64 grain) {
+        if (count == 0) return;
+        phases_.push_back({part, op, op + 1, Cut(count, context_.pool.size(), grain)});
+        pieces_.push_back(phases_.back().cut.pieces());
+    }
+
+    void prepare_attention(const Op& op) {
+        if (!plan_of(op)) {
+            AttentionPlan plan;
+            plan.build(rows_, op.sizes[0], op.sizes[1], context_.pool.size(), MOST_PARTIALS);
+            context_.plans.push_back(std::move(plan));
+        }
+        // Two ops may share a plan and differ in the size of their heads.
+        const size_t kept = static_cast<size_t>(plan_of(op)->partials);
+        if (context_.partials.size() < kept) context_.partials.resize(kept);
+        const size_t floats = kept * static_cast<size_t>(round_up(op.sizes[2], LANES));
+        if (context_.sums.size() < floats) context_.sums.resize(floats);
     }
 
     const AttentionPlan* plan_of(const Op& op) const {
@@ -132,11 +227,34 @@ class Execution {
         return nullptr;
     }
 
-    void execute(const Op& op, i64 number, int index) {
-        const Share mine = share(step_.tokens, index, context_.pool.size());
+    void perform(int thread, size_t number, u32 index) {
+        const Phase& phase = phases_[number];
+        Own& own = context_.own[static_cast<size_t>(thread)];
+        const Share piece = phase.cut.piece(index);
+        if (piece.first == piece.last) return;
+        if (phase.part == Part::PRODUCT && own.product != phase.first) {
+            own.product = phase.first, own.ahead = next_weights(thread, number);
+            if (is_few()) rewrite_rows(ops_[phase.first], own);
+        }
+        // Other ops read little, and leave memory idle while they compute.
+        if (phase.part != Part::PRODUCT)
+            for (int i = 0; i < FETCHED_AT_ONCE; i++) own.ahead.fetch();
+        perform(phase, own, piece);
+    }
+
+    void perform(const Phase& phase, Own& own, Share piece) {
+        switch (phase.part) {
+            case Part::PRODUCT: return multiply_panels(ops_[phase.first], own, piece);
+            case Part::ATTEND: return attend(ops_[phase.first], own.attention, piece);
+            case Part::FOLD: return fold(ops_[phase.first], own.attention, piece);
+            case Part::ROWS:
+                for (i64 i = phase.first; i < phase.last; i++) rowwise(ops_[i], piece);
+        }
+    }
+
+    void rowwise(const Op& op, Share mine) {
         switch (op.code) {
-            case LINEAR: return linear(op, index);
-            case ATTEND: return attend(op, number, index);
+            case LINEAR: return fill_rows(op, context_.shared, mine);
             case EMBED: return embed(op, mine);
             case RMS_NORM: return norm(op, mine);
             case ROTATE: return turn(op, mine);
@@ -146,39 +264,56 @@ class Execution {
         }
     }
 
+    // Of the product that comes after phase `number`.
+    Ahead next_weights(int thread, size_t number) const {
+        while (++number < phases_.size() && phases_[number].part != Part::PRODUCT) {}
+        if (number == phases_.size() || thread >= phases_[number].cut.owners) return {};
+        const Op& op = ops_[phases_[number].first];
+        const Share panels = phases_[number].cut.share(thread);
+        const i64 bytes = panel_bytes(op.sizes[0], op.sizes[1]);
+        return {operand<u8>(op, 1) + panels.first * bytes, std::min(FETCHED, (panels.last - panels.first) * bytes) / 64};
+    }
+
+    void fill_rows(const Op& op, Rows& rows, Share mine) {
+        rows.fill(op.sizes[0], op.sizes[1], step_.tokens, mine.first, mine.last, operand<float>(op, 0), op.sizes[3]);
+    }
+
+    void rewrite_rows(const Op& op, Own& own) {
+        own.rows.reserve(op.sizes[0], op.sizes[1], step_.tokens);
+        fill_rows(op, own.rows, {0, step_.tokens});
+    }
+
     // sizes: kind, inputs, outputs, stride of x, stride of out
-    void linear(const Op& op, int index) {
-        const i64 kind = op.sizes[0], inputs = op.sizes[1], stride = op.sizes[3], tokens = step_.tokens;
-        const float* x = operand<float>(op, 0);
-        const bool few = tokens <= FEW_ROWS;
-        Rows& rows = few ? context_.buffers[static_cast<size_t>(index)] : context_.shared;
-        const Share mine = few ? Share{0, tokens} : share(tokens, index, context_.pool.size());
-        if (few) rows.reserve(kind, inputs, tokens);
-        rows.fill(kind, inputs, tokens, mine.first, mine.last, x, stride);
-        if (!few) context_.pool.barrier().wait();
-        const Product product{kind, inputs, op.sizes[2], operand<u8>(op, 1), operand<float>(op, 2), operand<float>(op, 3),
-                              op.sizes[4]};
-        const Share panels = share((op.sizes[2] + PANEL - 1) / PANEL, index, context_.pool.size());
-        multiply(product, rows, tokens, panels.first, panels.last);
+    void multiply_panels(const Op& op, const Own& own, Share panels) {
+        const Product product{op.sizes[0], op.sizes[1], op.sizes[2], operand<u8>(op, 1), operand<float>(op, 2),
+                              operand<float>(op, 3), op.sizes[4]};
+        multiply(product, is_few() ? own.rows : context_.shared, step_.tokens, panels.first, panels.last);
     }
 
     // sizes: heads, kv heads, head size, block size, cached, window, first entry, stride of q, stride of out
-    void attend(const Op& op, i64 number, int index) {
-        Attention attention{op.sizes[0], op.sizes[1], op.sizes[2], op.sizes[3], op.sizes[4], op.sizes[5], op.sizes[6],
-                            static_cast<float>(op.numbers[0]), static_cast<float>(op.numbers[1]), operand<float>(op, 0),
-                            op.sizes[7], operand<u8>(op, 1), operand<u8>(op, 2), operand<float>(op, 3), op.sizes[8]};
+    Attention attention_of(const Op& op) const {
+        return {op.sizes[0], op.sizes[1], op.sizes[2], op.sizes[3], op.sizes[4], op.sizes[5], op.sizes[6],
+                static_cast<float>(op.numbers[0]), static_cast<float>(op.numbers[1]), operand<float>(op, 0),
+                op.sizes[7], operand<u8>(op, 1), operand<u8>(op, 2), operand<float>(op, 3), op.sizes[8]};
+    }
+
+    void attend(const Op& op, AttentionWorker& worker, Share tasks) {
         const AttentionPlan& plan = *plan_of(op);
-        AttentionWorker& worker = context_.workers[static_cast<size_t>(index)];
-        auto& next = context_.counters[static_cast<size_t>(number)];
-        for (i64 t; (t = next.fetch_add(1, std::memory_order_relaxed)) < static_cast<i64>(plan.tasks.size());)
-            worker.run(attention, rows_, plan.tasks[static_cast<size_t>(t)], context_.partials.data(), context_.sums.data());
-        if (plan.folds.empty()) return;
-        context_.pool.barrier().wait();
-        i64 turn = 0;
-        for (const auto& f : plan.folds)
-            for (i64 i = 0; i < (f.last - f.first) * plan.repeats; i++)
-                if (turn++ % context_.pool.size() == index)
-                    worker.fold_pair(attention, f, i, context_.partials.data(), context_.sums.data());
+        for (i64 t = tasks.first; t < tasks.last; t++)
+            worker.run(attention_of(op), rows_, plan.tasks[static_cast<size_t>(t)], context_.partials.data(),
+                       context_.sums.data());
+    }
+
+    // The pairs of all folds in one row.
+    void fold(const Op& op, AttentionWorker& worker, Share pairs) {
+        const AttentionPlan& plan = *plan_of(op);
+        i64 start = 0;
+        for (const auto& f : plan.folds) {
+            const i64 end = start + (f.last - f.first) * plan.repeats;
+            for (i64 i = std::max(start, pairs.first); i < std::min(end, pairs.last); i++)
+                worker.fold_pair(attention_of(op), f, i - start, context_.partials.data(), context_.sums.data());
+            start = end;
+        }
     }
 
     // sizes: kind, hidden size, outputs, stride of out
@@ -256,6 +391,8 @@ class Execution {
     const i64 count_;
     const Step& step_;
     StepRows rows_{};
+    std::vector<Phase> phases_;
+    std::vector<u32> pieces_;  // of every phase
 };
 
 template <class F>
@@ -270,16 +407,14 @@ int guarded(F work) {
     }
 }
 
-// Every chunk of columns of every row, shared among the threads so that neighbours in memory stay together: what a
-// product wrote is still in the cache of the thread that wrote it. `work` is told the number of its item, row by row
-// within a chunk, and of its thread's first.
+// Every chunk of columns of every row, row by row within a chunk, so that a thread gets what is near to what it wrote in
+// a product. `work` is told the number of its item and of the first of its piece.
 template <class F>
 void each_chunk(Context& context, i64 rows, i64 columns, F work) {
-    context.pool.run([&](int index) {
-        const Share mine = share(rows * num_chunks(columns), index, context.pool.size());
-        for (i64 item = mine.first; item < mine.last; item++) {
+    each_piece(context.pool, rows * num_chunks(columns), 1, [&](int, i64 begin, i64 end) {
+        for (i64 item = begin; item < end; item++) {
             const i64 first = item / rows * COLUMNS;
-            work(item % rows, Share{first, std::min(first + COLUMNS, columns)}, item, mine.first);
+            work(item % rows, Share{first, std::min(first + COLUMNS, columns)}, item, begin);
         }
     });
 }
@@ -305,7 +440,7 @@ int specdec_run(void* opaque, const Op* ops, i64 count, const Step* step) {
     return guarded([&] {
         const std::lock_guard<std::mutex> lock(context.mutex);
         Execution execution(context, ops, count, *step);
-        context.pool.run([&](int index) { execution.run(index); });
+        execution.run();
     });
 }
 
@@ -318,9 +453,8 @@ int specdec_pack(void* opaque, i64 kind, i64 inputs, i64 outputs, const void* va
     auto& context = *static_cast<Context*>(opaque);
     return guarded([&] {
         const std::lock_guard<std::mutex> lock(context.mutex);
-        context.pool.run([&](int index) {
-            const Share mine = share((outputs + PANEL - 1) / PANEL, index, context.pool.size());
-            pack_panels(kind, inputs, outputs, {values, scales, mins}, packed, mine.first, mine.last);
+        each_piece(context.pool, (outputs + PANEL - 1) / PANEL, 1, [&](int, i64 first, i64 last) {
+            pack_panels(kind, inputs, outputs, {values, scales, mins}, packed, first, last);
         });
     });
 }
@@ -411,25 +545,23 @@ int specdec_filter(void* opaque, const float* x, i64 rows, i64 columns, i64 stri
         const std::lock_guard<std::mutex> lock(context.mutex);
         const i64 room = columns + 1;
         context.candidates.resize(static_cast<size_t>(room * context.pool.size()));
-        context.pool.run([&](int index) {
-            const Share mine = share(rows, index, context.pool.size());
-            for (i64 r = mine.first; r < mine.last; r++)
-                filter_row(x + r * stride, columns, filters[r], context.candidates.data() + room * index, out + r * columns);
+        each_piece(context.pool, rows, 1, [&](int thread, i64 first, i64 last) {
+            for (i64 r = first; r < last; r++)
+                filter_row(x + r * stride, columns, filters[r], context.candidates.data() + room * thread, out + r * columns);
         });
     });
 }
 
-// Read `bytes` bytes, each thread a share of its own, as fast as the machine goes.
+// Read `bytes` bytes as fast as the machine goes.
 int specdec_read(void* opaque, const u8* memory, i64 bytes, u64* sum) {
     auto& context = *static_cast<Context*>(opaque);
     return guarded([&] {
         const std::lock_guard<std::mutex> lock(context.mutex);
         std::atomic<u64> total{0};
-        context.pool.run([&](int index) {
-            const Share mine = share(bytes / 64, index, context.pool.size());
+        each_piece(context.pool, bytes / 64, READ_LINES, [&](int, i64 first, i64 last) {
             const u64* at = reinterpret_cast<const u64*>(memory);
             u64 sums[8] = {};
-            for (i64 i = mine.first; i < mine.last; i++) {
+            for (i64 i = first; i < last; i++) {
                 __builtin_prefetch(at + 8 * i + 256);
                 for (int j = 0; j < 8; j++) sums[j] ^= at[8 * i + j];
             }
