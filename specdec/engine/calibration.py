@@ -26,7 +26,7 @@ ALWAYS = (16, 8, 4, 2, 1)
 """Sizes that are measured however slow the model is, the largest first: it has memory laid out for all."""
 SIZES = (*ALWAYS, 12, 6, 3, 32, 8, 4, 2, 1, 16, 12, 6, 3, 64, 24, 48, 32)
 """What is measured while time is left, by what it tells beyond the earlier ones; some twice, and the less counts."""
-SECONDS = 0.15
+SECONDS = 0.3
 """After which nothing further begins."""
 CONTEXT = 64
 PERIOD = 7

@@ -71,7 +71,7 @@ def test_ctrl_c_while_modules_are_read_is_no_fault() -> None:
         "import sys\nfrom specdec.cli import main\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'specdec.cli.prompts': raise KeyboardInterrupt\n"
+        "        if name == 'specdec.cli.models': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupted())\n"
         "main(sys.argv[1:])"
     )
