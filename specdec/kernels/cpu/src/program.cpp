@@ -167,8 +167,15 @@ class Execution {
         const AttentionPlan& plan = *plan_of(op);
         AttentionWorker& worker = context_.workers[static_cast<size_t>(index)];
         auto& next = context_.counters[static_cast<size_t>(number)];
-        for (i64 t; (t = next.fetch_add(1, std::memory_order_relaxed)) < static_cast<i64>(plan.tasks.size());)
-            worker.run(attention, rows_, plan.tasks[static_cast<size_t>(t)], context_.partials.data(), context_.sums.data());
+        const auto claim = [&] {
+            const i64 t = next.fetch_add(1, std::memory_order_relaxed);
+            return t < static_cast<i64>(plan.tasks.size()) ? plan.tasks.data() + t : nullptr;
+        };
+        // One ahead, so that the worker can ask for the memory that comes next.
+        for (const AttentionTask *task = claim(), *after = nullptr; task; task = after) {
+            after = claim();
+            worker.run(attention, rows_, *task, after, context_.partials.data(), context_.sums.data());
+        }
         if (plan.folds.empty()) return;
         context_.pool.barrier().wait();
         i64 turn = 0;
