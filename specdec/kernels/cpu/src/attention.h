@@ -231,11 +231,8 @@ class AttentionWorker {
         begin(op, rows, task);
         ahead_.begin(op, rows, task, after);
         for (i64 c = task.chunk; c < task.last_chunk; c++) {
+            if (task.partial >= 0) keep_at(task.partial + c, (rows.seq_lens[task.row] + CHUNK - 1) / CHUNK, partials, sums);
             attend_chunk(op, rows, task, c);
-            if (task.partial < 0)
-                fold_chunk();
-            else
-                keep_chunk(task.partial + c, (rows.seq_lens[task.row] + CHUNK - 1) / CHUNK, partials, sums);
         }
         if (task.partial < 0)
             for (i64 i = 0; i < pairs_; i++) finish(op, query_of(task, i), head_of(op, task, i), i);
@@ -264,23 +261,33 @@ class AttentionWorker {
         return (task.head + pair / group_pairs_) * op.repeats() + pair % repeats_;
     }
 
-    void fold_chunk() {
-        for (i64 i = 0; i < pairs_; i++) smaller_[i] = gap(state_[i], chunk_[i]);
-        for (i64 i = 0; i < pairs_; i += LANES) store(smaller_.data() + i, exp_of_negative(load(smaller_.data() + i)));
-        for (i64 i = 0; i < pairs_; i++) fold(state_[i], acc(i), chunk_[i], chunk_acc(i), smaller_[i], padded_);
+    // Where the next chunk's results go: pair i's to `at` + i * step.
+    void keep_at(i64 at, i64 step, Partial* partials, float* sums) {
+        kept_ = {partials, sums, at, step};
+        for (i64 i = 0; i < pairs_; i++) partials[at + i * step] = {NOTHING, 0};
     }
 
-    void keep_chunk(i64 at, i64 chunks, Partial* partials, float* sums) {
-        for (i64 i = 0; i < pairs_; i++, at += chunks) {
-            partials[at] = chunk_[i];
-            if (chunk_[i].total != 0) std::copy(chunk_acc(i), chunk_acc(i) + padded_, sums + at * padded_);
+    // A chunk's results of `count` pairs from `i`, which are in chunk_ and chunk_acc_: fold them or keep them.
+    void settle(const AttentionTask& task, i64 i, int count) {
+        if (task.partial < 0) {
+            float smaller[LANES] = {};
+            for (int n = 0; n < count; n++) smaller[n] = gap(state_[i + n], chunk_[n]);
+            store(smaller, exp_of_negative(load(smaller)));
+            for (int n = 0; n < count; n++) fold(state_[i + n], acc(i + n), chunk_[n], chunk_acc(n), smaller[n], padded_);
+            return;
+        }
+        for (int n = 0; n < count; n++) {
+            const i64 at = kept_.at + (i + n) * kept_.step;
+            kept_.partials[at] = chunk_[n];
+            if (chunk_[n].total != 0) std::copy(chunk_acc(n), chunk_acc(n) + padded_, kept_.sums + at * padded_);
         }
     }
 
     float* acc(i64 i) { return acc_.data() + i * padded_; }
-    float* chunk_acc(i64 i) { return chunk_acc_.data() + i * padded_; }
-    float* weights(i64 i) { return weights_.data() + i * CHUNK; }
-    u16* weight_pairs(i64 i) { return weight_pairs_.data() + i * CHUNK; }
+    // Of the `n`-th pair of a tile.
+    float* chunk_acc(i64 n) { return chunk_acc_.data() + n * padded_; }
+    float* weights(i64 n) { return weights_[n]; }
+    u16* weight_pairs(i64 n) { return weight_pairs_[n]; }
 
     void reserve(const Attention& op) {
         const size_t words = static_cast<size_t>(round_up(op.size, LANES)) + LANES;
@@ -290,9 +297,8 @@ class AttentionWorker {
         grow(keys_, words * CHUNK), grow(rows_, words * LANES);
         grow(values_, static_cast<size_t>(padded_ * CHUNK)), grow(value_pairs_, static_cast<size_t>(padded_ * CHUNK / 2));
         grow(zeros_, static_cast<size_t>(padded_)), grow(query_, words * MAX_LISTED);
-        grow(weights_, static_cast<size_t>(CHUNK) * MAX_LISTED), grow(weight_pairs_, static_cast<size_t>(CHUNK) * MAX_LISTED);
-        grow(acc_, static_cast<size_t>(padded_) * MAX_LISTED), grow(chunk_acc_, static_cast<size_t>(padded_) * MAX_LISTED);
-        grow(state_, MAX_LISTED), grow(chunk_, MAX_LISTED), grow(smaller_, MAX_LISTED + LANES);
+        grow(acc_, static_cast<size_t>(padded_) * MAX_LISTED), grow(chunk_acc_, static_cast<size_t>(padded_ * PAIR_TILE));
+        grow(state_, MAX_LISTED);
     }
 
     void begin(const Attention& op, const StepRows& rows, const AttentionTask& task) {
@@ -329,10 +335,9 @@ class AttentionWorker {
         std::fill(acc_.begin(), acc_.begin() + pairs_ * padded_, 0.0f);
     }
 
-    // The chunk's result for every pair, in chunk_ and chunk_acc_.
+    // The chunk's results for every pair.
     void attend_chunk(const Attention& op, const StepRows& rows, const AttentionTask& task, i64 c) {
         const i64 committed = rows.committed[task.row], base = c * CHUNK;
-        for (i64 i = 0; i < pairs_; i++) chunk_[i] = {NOTHING, 0};
         if (is_shared_ || base + CHUNK <= committed) {
             attend_queries(op, rows, task, base, 0, task.last - task.first);
         } else {
@@ -358,13 +363,13 @@ class AttentionWorker {
             else
                 load_values(op, op.values + offset, at, low, high);
             load_keys(op, op.keys + offset, at, low, high);
-            attend_pairs(op, base, g * group_pairs_ + first * repeats_, g * group_pairs_ + last * repeats_);
+            attend_pairs(op, task, base, g * group_pairs_ + first * repeats_, g * group_pairs_ + last * repeats_);
         }
     }
 
-    void attend_pairs(const Attention& op, i64 base, i64 i, i64 last) {
+    void attend_pairs(const Attention& op, const AttentionTask& task, i64 base, i64 i, i64 last) {
         while (i < last) {
-            const i64 count = std::min<i64>(PAIR_TILE, last - i);
+            const int count = static_cast<int>(std::min<i64>(PAIR_TILE, last - i));
             switch (count) {
                 case 1: tile<1>(op, base, i); break;
                 case 2: tile<2>(op, base, i); break;
@@ -373,6 +378,7 @@ class AttentionWorker {
                 case 5: tile<5>(op, base, i); break;
                 default: tile<PAIR_TILE>(op, base, i);
             }
+            settle(task, i, count);
             i += count;
         }
     }
@@ -443,7 +449,7 @@ class AttentionWorker {
         }
     }
 
-    // Scores, weights and weighted values of N pairs from `i`.
+    // Scores, weights and weighted values of N pairs from `i`: their results are in chunk_ and chunk_acc_.
     template <int N>
     void tile(const Attention& op, i64 base, i64 i) {
         score<N>(op, i);
@@ -452,18 +458,19 @@ class AttentionWorker {
             const List& list = lists_[list_of(i + n)];
             from[n] = std::clamp<i64>(list.start - base, 0, CHUNK), to[n] = std::clamp<i64>(list.end - base, 0, CHUNK);
             common_from = std::max(common_from, from[n]), common_to = std::min(common_to, to[n]);
-            if (from[n] < to[n]) soften(op, i + n, from[n], to[n]);
-            std::fill(chunk_acc(i + n), chunk_acc(i + n) + padded_, 0.0f);
+            chunk_[n] = {NOTHING, 0};
+            if (from[n] < to[n]) soften(op, n, from[n], to[n]);
+            std::fill(chunk_acc(n), chunk_acc(n) + padded_, 0.0f);
         }
         // A word of values that one of them sees by half goes to each by itself.
         if (in_pairs_) common_from += common_from & 1, common_to -= common_to & 1;
         if (common_from >= common_to) {
-            for (int n = 0; n < N; n++) weigh<1>(i + n, from[n], to[n]);
+            for (int n = 0; n < N; n++) weigh<1>(n, from[n], to[n]);
             return;
         }
-        for (int n = 0; n < N; n++) weigh<1>(i + n, from[n], common_from);
-        weigh<N>(i, common_from, common_to);
-        for (int n = 0; n < N; n++) weigh<1>(i + n, common_to, to[n]);
+        for (int n = 0; n < N; n++) weigh<1>(n, from[n], common_from);
+        weigh<N>(0, common_from, common_to);
+        for (int n = 0; n < N; n++) weigh<1>(n, common_to, to[n]);
     }
 
     // Products of N queries with all keys of the chunk: weights_ holds scores afterwards.
@@ -498,13 +505,13 @@ class AttentionWorker {
             }
         }
         for (int n = 0; n < N; n++)
-            for (int v = 0; v < CHUNK_VECTORS; v++) store(weights(i + n) + v * LANES, mul(sums[n][v], all(op.scale)));
+            for (int v = 0; v < CHUNK_VECTORS; v++) store(weights(n) + v * LANES, mul(sums[n][v], all(op.scale)));
     }
 
     // Scores of the places [from, to) to weights relative to the largest; the others get 0. What is summed up is the
     // weights as values are multiplied with them.
-    void soften(const Attention& op, i64 i, i64 from, i64 to) {
-        float* w = weights(i);
+    void soften(const Attention& op, i64 n, i64 from, i64 to) {
+        float* w = weights(n);
         if (op.soft_cap > 0)
             for (i64 j = from; j < to; j++) w[j] = op.soft_cap * std::tanh(w[j] / op.soft_cap);
         std::fill(w, w + from, NOTHING), std::fill(w + to, w + CHUNK, NOTHING);
@@ -514,7 +521,7 @@ class AttentionWorker {
         for (int v = 0; v < CHUNK_VECTORS; v++) {
             Floats weight = exp_of_negative(add(scores[v], all(-largest)));
             if (in_pairs_) {
-                u16* rounded = weight_pairs(i) + v * LANES;
+                u16* rounded = weight_pairs(n) + v * LANES;
                 store_bf16(rounded, weight);
                 weight = load_bf16(rounded);
             } else {
@@ -522,38 +529,38 @@ class AttentionWorker {
             }
             sum = add(sum, weight);
         }
-        chunk_[i] = {largest, sum_lanes(sum)};
+        chunk_[n] = {largest, sum_lanes(sum)};
     }
 
-    // Add the values of the places [from, to), in order, to the sums of N pairs.
+    // Add the values of the places [from, to), in order, to the sums of N pairs of a tile, from its `first`.
     template <int N>
-    void weigh(i64 i, i64 from, i64 to) {
+    void weigh(i64 first, i64 from, i64 to) {
         if (from >= to) return;
         for (i64 d = 0; d < padded_; d += 4 * LANES) {
             switch (std::min<i64>(4, (padded_ - d) / LANES)) {
-                case 1: weigh_columns<N, 1>(i, d, from, to); break;
-                case 2: weigh_columns<N, 2>(i, d, from, to); break;
-                case 3: weigh_columns<N, 3>(i, d, from, to); break;
-                default: weigh_columns<N, 4>(i, d, from, to);
+                case 1: weigh_columns<N, 1>(first, d, from, to); break;
+                case 2: weigh_columns<N, 2>(first, d, from, to); break;
+                case 3: weigh_columns<N, 3>(first, d, from, to); break;
+                default: weigh_columns<N, 4>(first, d, from, to);
             }
         }
     }
 
     template <int N, int V>
-    void weigh_columns(i64 i, i64 d, i64 from, i64 to) {
+    void weigh_columns(i64 first, i64 d, i64 from, i64 to) {
         Floats sums[N][V];
         for (int n = 0; n < N; n++)
-            for (int v = 0; v < V; v++) sums[n][v] = load(chunk_acc(i + n) + d + v * LANES);
+            for (int v = 0; v < V; v++) sums[n][v] = load(chunk_acc(first + n) + d + v * LANES);
         if (in_pairs_)
-            add_value_pairs(i, d, from, to, sums);
+            add_value_pairs(first, d, from, to, sums);
         else
-            add_values(i, d, from, to, sums);
+            add_values(first, d, from, to, sums);
         for (int n = 0; n < N; n++)
-            for (int v = 0; v < V; v++) store(chunk_acc(i + n) + d + v * LANES, sums[n][v]);
+            for (int v = 0; v < V; v++) store(chunk_acc(first + n) + d + v * LANES, sums[n][v]);
     }
 
     template <int N, int V>
-    void add_values(i64 i, i64 d, i64 from, i64 to, Floats (&sums)[N][V]) {
+    void add_values(i64 first, i64 d, i64 from, i64 to, Floats (&sums)[N][V]) {
         for (i64 j = from; j < to; j++) {
             const float* row = values_.data() + j * padded_ + d;
             Floats values[V];
@@ -561,7 +568,7 @@ class AttentionWorker {
             for (int v = 0; v < V; v++) values[v] = load(row + v * LANES);
 #pragma GCC unroll 6
             for (int n = 0; n < N; n++) {
-                const Floats weight = all(weights_[(i + n) * CHUNK + j]);
+                const Floats weight = all(weights_[first + n][j]);
 #pragma GCC unroll 4
                 for (int v = 0; v < V; v++) sums[n][v] = fma(values[v], weight, sums[n][v]);
             }
@@ -570,23 +577,23 @@ class AttentionWorker {
 
     // Of several pairs `from` and `to` are even.
     template <int N, int V>
-    void add_value_pairs(i64 i, i64 d, i64 from, i64 to, Floats (&sums)[N][V]) {
+    void add_value_pairs(i64 first, i64 d, i64 from, i64 to, Floats (&sums)[N][V]) {
         if constexpr (N == 1)
-            if (from & 1) add_half_pair(i, d, from / 2, 0xffff0000u, sums[0]);
+            if (from & 1) add_half_pair(first, d, from / 2, 0xffff0000u, sums[0]);
         for (i64 j = (from + 1) / 2; j < to / 2; j++)
-            add_pair(i, value_pairs_.data() + j * padded_ + d, j, sums);
+            add_pair(first, value_pairs_.data() + j * padded_ + d, j, sums);
         if constexpr (N == 1)
-            if (to & 1) add_half_pair(i, d, to / 2, 0x0000ffffu, sums[0]);
+            if (to & 1) add_half_pair(first, d, to / 2, 0x0000ffffu, sums[0]);
     }
 
     template <int N, int V>
-    void add_pair(i64 i, const u32* row, i64 j, Floats (&sums)[N][V]) {
+    void add_pair(i64 first, const u32* row, i64 j, Floats (&sums)[N][V]) {
         Pairs values[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) values[v] = load_pairs(reinterpret_cast<const u16*>(row + v * LANES));
 #pragma GCC unroll 6
         for (int n = 0; n < N; n++) {
-            const Pair weight = all_pair(weight_pairs_.data() + (i + n) * CHUNK + 2 * j);
+            const Pair weight = all_pair(weight_pairs_[first + n] + 2 * j);
 #pragma GCC unroll 4
             for (int v = 0; v < V; v++) sums[n][v] = dot_pairs(sums[n][v], values[v], weight);
         }
@@ -594,10 +601,10 @@ class AttentionWorker {
 
     // What the pair does not see may be anything, and 0 times anything is not always 0.
     template <int V>
-    void add_half_pair(i64 i, i64 d, i64 j, u32 seen, Floats (&sums)[V]) {
+    void add_half_pair(i64 first, i64 d, i64 j, u32 seen, Floats (&sums)[V]) {
         u32 row[V * LANES];
         for (i64 k = 0; k < V * LANES; k++) row[k] = value_pairs_[j * padded_ + d + k] & seen;
-        add_pair(i, row, j, reinterpret_cast<Floats (&)[1][V]>(sums));
+        add_pair(first, row, j, reinterpret_cast<Floats (&)[1][V]>(sums));
     }
 
     void finish(const Attention& op, i64 query, i64 head, i64 i) {
@@ -615,9 +622,18 @@ class AttentionWorker {
     EntryFetcher ahead_;
     std::vector<List> lists_;
     std::vector<u32> keys_, rows_, query_, value_pairs_;
-    std::vector<u16> weight_pairs_, zeros_;
-    std::vector<float> values_, weights_, acc_, chunk_acc_, smaller_;
-    std::vector<Partial> state_, chunk_;
+    std::vector<u16> zeros_;
+    std::vector<float> values_, acc_, chunk_acc_;
+    std::vector<Partial> state_;
+    struct {
+        Partial* partials;
+        float* sums;
+        i64 at, step;
+    } kept_{};
+    // Of a tile.
+    Partial chunk_[PAIR_TILE];
+    alignas(64) float weights_[PAIR_TILE][CHUNK];
+    alignas(64) u16 weight_pairs_[PAIR_TILE][CHUNK];
 };
 
 }  // namespace specdec
