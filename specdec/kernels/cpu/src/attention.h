@@ -8,93 +8,18 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 #include <vector>
 
+#include "attention_plan.h"
+#include "entries.h"
 #include "rowwise.h"
 #include "vec.h"
 
 namespace specdec {
 
-inline constexpr i64 CHUNK = 64;
 inline constexpr i64 CHUNK_VECTORS = CHUNK / LANES;
-inline constexpr i64 MAX_PAIRS = 96;  // queries times heads of one task
-inline constexpr int PAIR_TILE = 6;   // pairs times four vectors of sums: 24 registers
+inline constexpr int PAIR_TILE = 6;  // pairs times four vectors of sums: 24 registers
 inline constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-// What varies from step to step; the fields are those of `specdec.step.Batch`.
-struct StepRows {
-    i64 count, max_blocks;
-    const i32 *query_start, *seq_lens, *committed, *tables;
-    const i64* positions;
-    const u64* masks;  // or null
-};
-
-struct Attention {
-    i64 heads, kv_heads, size, block_size, cached, window, first_entry;
-    float scale, soft_cap;  // 0: none
-    const float* query;
-    i64 query_stride;
-    const u8 *keys, *values;
-    float* out;
-    i64 out_stride;
-
-    i64 repeats() const { return heads / kv_heads; }
-    i64 padded() const { return round_up(size, LANES); }
-    bool in_pairs() const { return cached == CACHED_BF16; }
-    i64 words() const { return in_pairs() ? (size + 1) / 2 : size; }  // 32-bit words of a key as it is multiplied
-};
-
-// The queries [first, last) of a row with the KV heads [head, last_head) and the chunks [chunk, last_chunk). `partial`
-// is where the chunks' results, then of one head, are kept to be folded later, -1: they are folded at once.
-struct AttentionTask {
-    i64 row, head, last_head, first, last, chunk, last_chunk, partial;
-};
-
-// The tasks of one step for models with `kv_heads` heads of keys; `partials` is the number of results kept.
-struct AttentionPlan {
-    i64 kv_heads = 0, repeats = 0;
-    std::vector<AttentionTask> tasks;
-    struct Fold {
-        i64 row, head, first, last, chunks, partial;
-    };
-    std::vector<Fold> folds;
-    i64 partials = 0;
-
-    // Few tasks are cut along the context, so that every thread has some; the bits are the same. Of many, those of a
-    // few queries take all heads together, whose entries lie side by side.
-    void build(const StepRows& rows, i64 heads, i64 groups, i64 threads, i64 most_partials) {
-        kv_heads = groups, repeats = heads / groups;
-        tasks.clear(), folds.clear(), partials = 0;
-        const i64 tile = std::max<i64>(1, MAX_PAIRS / repeats);
-        i64 tiles = 0;
-        for (i64 b = 0; b < rows.count; b++) tiles += (rows.query_start[b + 1] - rows.query_start[b] + tile - 1) / tile;
-        for (i64 b = 0; b < rows.count; b++) {
-            const i64 chunks = (rows.seq_lens[b] + CHUNK - 1) / CHUNK;
-            for (i64 q = rows.query_start[b]; q < rows.query_start[b + 1]; q += tile) {
-                const i64 last = std::min<i64>(q + tile, rows.query_start[b + 1]);
-                const i64 results = (last - q) * repeats * chunks;
-                const bool split = threads > 1 && chunks > 1 && groups * tiles < 4 * threads && partials + groups * results <= most_partials;
-                const bool together = tiles >= 4 * threads && (last - q) * heads <= MAX_PAIRS;
-                const i64 step = together ? groups : 1;
-                for (i64 g = 0; g < groups; g += step)
-                    if (split)
-                        add_pieces(b, g, q, last, chunks, results, threads);
-                    else
-                        tasks.push_back({b, g, g + step, q, last, 0, chunks, -1});
-            }
-        }
-    }
-
-  private:
-    void add_pieces(i64 row, i64 head, i64 first, i64 last, i64 chunks, i64 results, i64 threads) {
-        const i64 pieces = std::min(chunks, 4 * threads);
-        for (i64 i = 0; i < pieces; i++)
-            tasks.push_back({row, head, head + 1, first, last, chunks * i / pieces, chunks * (i + 1) / pieces, partials});
-        folds.push_back({row, head, first, last, chunks, partials});
-        partials += results;
-    }
-};
 
 // The softmax of some scores, not yet divided: the largest score, the sum of weights (0: nothing was seen), and the
 // weighted values.
@@ -116,110 +41,6 @@ inline void fold(Partial& into, float* acc, const Partial& next, const float* ne
 inline float gap(const Partial& into, const Partial& next) {
     return next.largest > into.largest ? into.largest - next.largest : next.largest - into.largest;
 }
-
-// 16 rows of 16 words to 16 columns, `stride` words apart.
-inline void transpose_words(const u32* const* rows, i64 offset, u32* out, i64 stride) {
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-    __m512i r[16], t[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows[i] + offset);
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm512_storeu_si512(out + i * stride, _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88));
-        _mm512_storeu_si512(out + (4 + i) * stride, _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88));
-        _mm512_storeu_si512(out + (8 + i) * stride, _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd));
-        _mm512_storeu_si512(out + (12 + i) * stride, _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd));
-    }
-#else
-    for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) out[j * stride + i] = rows[i][offset + j];
-#endif
-}
-
-// Where the entries of a row lie in the caches, one after the other.
-class EntryWalk {
-  public:
-    EntryWalk() = default;
-    EntryWalk(const Attention& op, const StepRows& rows, i64 row, i64 entry)
-        : table_(rows.tables + row * rows.max_blocks + entry / op.block_size),
-          block_size_(op.block_size),
-          in_block_(entry % op.block_size),
-          stride_(op.kv_heads * entry_bytes(op.cached, op.size)) {}
-
-    // The offset in bytes of the next entry's first head.
-    i64 next() {
-        const i64 at = (*table_ * block_size_ + in_block_) * stride_;
-        if (++in_block_ == block_size_) in_block_ = 0, table_++;
-        return at;
-    }
-
-  private:
-    const i32* table_ = nullptr;
-    i64 block_size_ = 0, in_block_ = 0, stride_ = 0;
-};
-
-// Asks for the entries that a thread's tasks are about to read, one head of one entry for each that is read, and runs
-// a chunk ahead of them, across tasks too.
-class EntryFetcher {
-  public:
-    // `task` begins; `after` is the next one, or null.
-    void begin(const Attention& op, const StepRows& rows, const AttentionTask& task, const AttentionTask* after) {
-        op_ = &op, rows_ = &rows, after_ = after;
-        if (!is_ahead_) start(task), lead_ = 0;
-        is_ahead_ = after != nullptr;
-    }
-
-    void advance() {
-        fetch();
-        if (lead_ < CHUNK) lead_++, fetch();
-    }
-
-  private:
-    void start(const AttentionTask& task) {
-        const i64 bytes = entry_bytes(op_->cached, op_->size);
-        const i64 unseen = op_->window ? rows_->positions[task.first] - op_->window + 1 : 0;
-        const i64 from = std::max(task.chunk * CHUNK, unseen);
-        entries_ = std::min(rows_->positions[task.last - 1] + 1, task.last_chunk * CHUNK) - from;
-        walk_ = EntryWalk(*op_, *rows_, task.row, from);
-        first_ = task.head * bytes, last_ = task.last_head * bytes, bytes_ = bytes, at_ = last_;
-    }
-
-    void fetch() {
-        if (at_ == last_) {
-            if (entries_ <= 0) {
-                if (!after_) return;
-                start(*std::exchange(after_, nullptr));
-            }
-            entry_ = walk_.next(), entries_--, at_ = first_;
-        }
-        for (i64 i = 0; i < bytes_; i += 64) {
-            __builtin_prefetch(op_->keys + entry_ + at_ + i, 0, 2);
-            __builtin_prefetch(op_->values + entry_ + at_ + i, 0, 2);
-        }
-        at_ += bytes_;
-    }
-
-    const Attention* op_ = nullptr;
-    const StepRows* rows_ = nullptr;
-    const AttentionTask* after_ = nullptr;
-    bool is_ahead_ = false;  // in the task that begins next
-    EntryWalk walk_;
-    i64 entries_ = 0, entry_ = 0, first_ = 0, last_ = 0, at_ = 0, bytes_ = 0, lead_ = 0;
-};
 
 // One thread's memory for attention, and the arithmetic on it.
 class AttentionWorker {
