@@ -142,12 +142,14 @@ struct Rows {
         if (kind == F32) {
             for (i64 i = 0; i < inputs; i++) out[i * count] = bits<u32>(x[i]);
         } else if (kind == BF16) {
-            for (i64 i = 0; i < inputs; i += 2 * LANES) {
+            const auto spread = [&](i64 from, i64 numbers) {
                 u32 words[LANES] = {};
-                const i64 numbers = std::min<i64>(2 * LANES, inputs - i);
-                to_bf16(x + i, numbers, reinterpret_cast<u16*>(words));
-                for (i64 w = 0; w < (numbers + 1) / 2; w++) out[(i / 2 + w) * count] = words[w];
-            }
+                to_bf16(x + from, numbers, reinterpret_cast<u16*>(words));
+                for (i64 w = 0; w < (numbers + 1) / 2; w++) out[(from / 2 + w) * count] = words[w];
+            };
+            i64 i = 0;
+            for (; i + 2 * LANES <= inputs; i += 2 * LANES) spread(i, 2 * LANES);
+            if (i < inputs) spread(i, inputs - i);
         } else {
             const i64 size = kind == Q8C ? inputs : GROUP;
             for (i64 g = 0; g < groups(kind, inputs); g++) quantize(kind, inputs, x + g * size, tile, count, at, g);
