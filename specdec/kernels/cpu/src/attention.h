@@ -4,6 +4,9 @@
 // mask names, closed up. Chunks are counted along that sequence, sums run through a chunk in its order, and chunks are
 // folded into the result one after the other. So a query's bits depend neither on its neighbours, nor on the threads,
 // nor on whether its ancestors lay scattered in a tree or in a row.
+//
+// Over a cache in bfloat16 the queries and the weights of values are rounded to it too, and products taken in pairs;
+// the weights are divided by the sum of what they were rounded to.
 #pragma once
 
 #include <algorithm>
