@@ -92,6 +92,13 @@ class Attention:
             "first_entry": self.shape.first_entry,
         }
 
+    def alone(self, row: int) -> Attention:
+        """The call with one of the rows only, over the same caches."""
+        sizes = [len(each.positions) for each in self.rows]
+        start = sum(sizes[:row])
+        query, table = self.query[start : start + sizes[row]], self.tables[row : row + 1]
+        return Attention(self.shape, [self.rows[row]], query, self.keys, self.values, table)
+
     def slots(self, row: int, entries: list[int]) -> torch.Tensor:
         size = self.shape.block_size
         return torch.tensor([int(self.tables[row, e // size]) * size + e % size for e in entries])

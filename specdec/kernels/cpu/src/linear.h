@@ -73,27 +73,31 @@ inline void each_tile(i64 kind, i64 first, i64 last, F f) {
     }
 }
 
-inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, i32& sum) {
-    float largest = 0;
-    bool sound = true;
-    for (i64 i = 0; i < n; i++) {
-        const float size = std::fabs(x[i]);
-        largest = size > largest ? size : largest;
-        sound &= size <= std::numeric_limits<float>::max();
-    }
-    // Of numbers so small that this is infinite every code is 0.
-    const float ratio = 127.0f / largest;
-    const float inverse = sound && ratio <= std::numeric_limits<float>::max() ? ratio : 0.0f;
-    i32 total = 0;
-    for (i64 i = 0; i < n; i++) {
-        const float shifted = x[i] * inverse + 12582912.0f;
-        const i32 code = sound ? bits<i32>(shifted) - bits<i32>(12582912.0f) : 0;
+// The codes of numbers, and their sum; `inverse` turns the largest of them into 127.
+inline i32 to_codes(const float* __restrict x, i64 count, float inverse, i8* __restrict codes) {
+    i32 sum = 0;
+    for (i64 i = 0; i < count; i++) {
+        const i32 code = bits<i32>(x[i] * inverse + 12582912.0f) - bits<i32>(12582912.0f);
         codes[i] = static_cast<i8>(code);
-        total += code;
+        sum += code;
     }
-    // What is not a number must not become one: it spoils the row's result through the scale.
-    scale = sound ? largest / 127.0f : bits<float>(0x7fc00000u);
-    sum = total;
+    return sum;
+}
+
+inline void quantize_group(const float* x, i64 n, i8* codes, float& scale, i32& sum) {
+    u32 most = 0;  // magnitudes in the order of their bits, infinity and what is not a number above all others
+    for (i64 i = 0; i < n; i++) most = std::max(most, bits<u32>(x[i]) & 0x7fffffffu);
+    if (most >= 0x7f800000u) {
+        // What is not a number must not become one: it spoils the row's result through the scale.
+        std::fill(codes, codes + n, static_cast<i8>(0));
+        scale = bits<float>(0x7fc00000u), sum = 0;
+        return;
+    }
+    const float largest = bits<float>(most), ratio = 127.0f / largest;
+    // Of numbers so small that this is infinite every code is 0.
+    const float inverse = ratio <= std::numeric_limits<float>::max() ? ratio : 0.0f;
+    sum = n == GROUP ? to_codes(x, GROUP, inverse, codes) : to_codes(x, n, inverse, codes);
+    scale = largest / 127.0f;
 }
 
 // The rows of a product in the form that its weights are multiplied with. The rows of a tile lie together, one word of
@@ -138,9 +142,14 @@ struct Rows {
         if (kind == F32) {
             for (i64 i = 0; i < inputs; i++) out[i * count] = bits<u32>(x[i]);
         } else if (kind == BF16) {
-            for (i64 i = 0; i < inputs / 2; i++)
-                out[i * count] = float_to_bf16(x[2 * i]) | static_cast<u32>(float_to_bf16(x[2 * i + 1])) << 16;
-            if (inputs % 2) out[inputs / 2 * count] = float_to_bf16(x[inputs - 1]);
+            const auto spread = [&](i64 from, i64 numbers) {
+                u32 words[LANES] = {};
+                to_bf16(x + from, numbers, reinterpret_cast<u16*>(words));
+                for (i64 w = 0; w < (numbers + 1) / 2; w++) out[(from / 2 + w) * count] = words[w];
+            };
+            i64 i = 0;
+            for (; i + 2 * LANES <= inputs; i += 2 * LANES) spread(i, 2 * LANES);
+            if (i < inputs) spread(i, inputs - i);
         } else {
             const i64 size = kind == Q8C ? inputs : GROUP;
             for (i64 g = 0; g < groups(kind, inputs); g++) quantize(kind, inputs, x + g * size, tile, count, at, g);
@@ -242,9 +251,10 @@ inline void group_q4(const u8* w, const u32* x, Ints (&sums)[M][2]) {
 }
 
 template <int M>
-inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* start, i64 groups, Floats (&acc)[M][2]) {
+inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* start, i64 groups, bool is_new,
+                    Floats (&acc)[M][2]) {
     for (i64 g = 0; g < groups; g++, w += Q8_BLOCK, x += GROUP / 4 * M, scales += M, start += M) {
-        for (int line = 0; line < 17; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        for (int line = 0; is_new && line < 17; line++) __builtin_prefetch(w + AHEAD + 64 * line);
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         Ints sums[M][2];
@@ -262,9 +272,10 @@ inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* s
 }
 
 template <int M>
-inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* sum, i64 groups, Floats (&acc)[M][2]) {
+inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* sum, i64 groups, bool is_new,
+                    Floats (&acc)[M][2]) {
     for (i64 g = 0; g < groups; g++, w += Q4_BLOCK, x += GROUP / 4 * M, scales += M, sum += M) {
-        for (int line = 0; line < 10; line++) __builtin_prefetch(w + AHEAD / 2 + 64 * line);
+        for (int line = 0; is_new && line < 10; line++) __builtin_prefetch(w + AHEAD / 2 + 64 * line);
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL / 2);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         const Floats least_left = load_half(scale + PANEL), least_right = load_half(scale + PANEL + LANES);
@@ -319,8 +330,9 @@ inline void write_tile(const Product& product, i64 m, i64 panel, Floats (&acc)[M
     }
 }
 
+// `is_new`: the panel was not read just before.
 template <int M, int P>
-inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 panel) {
+inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 panel, bool is_new) {
     Floats acc[M][2 * P];
     for (auto& row : acc)
         for (auto& vector : row) vector = zero();
@@ -330,8 +342,8 @@ inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 pa
     const u32 *x = rows.words.data() + m * width, *sums = rows.sums.data() + m * groups;
     const float* scales = rows.scales.data() + m * groups;
     if constexpr (P == 1 && M <= QUANT_TILE) {
-        if (product.kind == Q8) tile_q8<M>(w, x, scales, sums, groups, acc);
-        if (product.kind == Q4) tile_q4<M>(w, x, scales, sums, groups, acc);
+        if (product.kind == Q8) tile_q8<M>(w, x, scales, sums, groups, is_new, acc);
+        if (product.kind == Q4) tile_q4<M>(w, x, scales, sums, groups, is_new, acc);
         if (product.kind == Q8C) tile_q8c<M>(w, x, scales, sums, width, acc);
     }
     if (product.kind == F32) tile_f32<M, P>(w, stride, x, width, acc);
@@ -340,9 +352,9 @@ inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 pa
 }
 
 template <int M>
-inline void product_rows(const Product& product, const Rows& rows, i64 m, i64 count, i64 panel) {
-    if (count == M) return product_tile<M, 1>(product, rows, m, panel);
-    if constexpr (M > 1) product_rows<M - 1>(product, rows, m, count, panel);
+inline void product_rows(const Product& product, const Rows& rows, i64 m, i64 count, i64 panel, bool is_new) {
+    if (count == M) return product_tile<M, 1>(product, rows, m, panel, is_new);
+    if constexpr (M > 1) product_rows<M - 1>(product, rows, m, count, panel, is_new);
 }
 
 // The share of one thread: every row, panels [first, last).
@@ -350,13 +362,13 @@ inline void multiply(const Product& product, const Rows& rows, i64 num_rows, i64
     const bool is_float = product.kind == F32 || product.kind == BF16;
     // One or two rows have too few sums to keep the multipliers busy: take several panels at once.
     if (is_float && num_rows == 1)
-        for (; first + 4 <= last; first += 4) product_tile<1, 4>(product, rows, 0, first);
+        for (; first + 4 <= last; first += 4) product_tile<1, 4>(product, rows, 0, first, true);
     if (is_float && num_rows == 2)
-        for (; first + 2 <= last; first += 2) product_tile<2, 2>(product, rows, 0, first);
+        for (; first + 2 <= last; first += 2) product_tile<2, 2>(product, rows, 0, first, true);
     for (i64 block = 0; block < num_rows; block += ROW_BLOCK)
         for (i64 panel = first; panel < last; panel++)
             each_tile(product.kind, block, std::min(num_rows, block + ROW_BLOCK),
-                      [&](i64 m, i64 count) { product_rows<FLOAT_TILE>(product, rows, m, count, panel); });
+                      [&](i64 m, i64 count) { product_rows<FLOAT_TILE>(product, rows, m, count, panel, m == block); });
 }
 
 // Row `n` of packed weights as floats.

@@ -299,8 +299,11 @@ class Execution {
 
     void attend(const Op& op, AttentionWorker& worker, Share tasks) {
         const AttentionPlan& plan = *plan_of(op);
-        for (i64 t = tasks.first; t < tasks.last; t++)
-            worker.run(attention_of(op), rows_, plan.tasks[static_cast<size_t>(t)], context_.partials.data(),
+        const AttentionTask* task = plan.tasks.data() + tasks.first;
+        const AttentionTask* const end = plan.tasks.data() + tasks.last;
+        const Attention attention = attention_of(op);
+        for (; task < end; task++)  // the worker asks for the memory of the task after
+            worker.run(attention, rows_, *task, task + 1 < end ? task + 1 : nullptr, context_.partials.data(),
                        context_.sums.data());
     }
 

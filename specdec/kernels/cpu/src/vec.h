@@ -87,6 +87,9 @@ inline i32 halves(i8 low, i8 high) {
 using Floats = __m512;
 using Ints = __m512i;
 
+#define SPECDEC_HALVES
+inline __m256 lower_half(const Floats& x) { return _mm512_castps512_ps256(x); }
+inline __m256 upper_half(const Floats& x) { return _mm512_extractf32x8_ps(x, 1); }
 inline Floats zero() { return _mm512_setzero_ps(); }
 inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
@@ -167,6 +170,9 @@ struct Ints {
 };
 using Quads = Ints;
 
+#define SPECDEC_HALVES
+inline __m256 lower_half(const Floats& x) { return x.a; }
+inline __m256 upper_half(const Floats& x) { return x.b; }
 inline Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -332,21 +338,64 @@ inline Floats exp_of_negative(Floats x) {
     return scale_by_power(sum, power);
 }
 
-// The sum of the lanes in one fixed order.
-inline float sum_lanes(Floats x) {
+// 16 numbers as bfloat16, rounded to nearest even.
+inline void store_bf16(u16* p, Floats x) {
+#if defined(__AVX512BF16__)
+    const __m256bh rounded = _mm512_cvtneps_pbh(x);
+    std::memcpy(p, &rounded, sizeof(rounded));
+#else
     float lanes[LANES];
     store(lanes, x);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    return lanes[0];
+    for (int i = 0; i < LANES; i++) p[i] = float_to_bf16(lanes[i]);
+#endif
 }
 
-inline float largest_lane(Floats x) {
+inline void to_bf16(const float* x, i64 count, u16* out) {
+    i64 i = 0;
+    for (; i + LANES <= count; i += LANES) store_bf16(out + i, load(x + i));
+    for (; i < count; i++) out[i] = float_to_bf16(x[i]);
+}
+
+// 16 words, each of a number of `low` in its lower half and one of `high`.
+inline void pair_up(const u16* __restrict low, const u16* __restrict high, u32* __restrict out) {
+    for (int i = 0; i < LANES; i++) out[i] = low[i] | static_cast<u32>(high[i]) << 16;
+}
+
+// The lanes put together by `f`, in one fixed order: each of the upper half with its own of the lower, and so on.
+#ifdef SPECDEC_HALVES
+template <class F>
+inline float reduce_lanes(const Floats& x, F f) {
+    const __m256 eight = f(lower_half(x), upper_half(x));
+    const __m128 four = f(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = f(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(f(two, _mm_movehdup_ps(two)));
+}
+struct Sum {
+    __m256 operator()(__m256 a, __m256 b) const { return _mm256_add_ps(a, b); }
+    __m128 operator()(__m128 a, __m128 b) const { return _mm_add_ps(a, b); }
+};
+struct Larger {
+    __m256 operator()(__m256 a, __m256 b) const { return _mm256_max_ps(b, a); }
+    __m128 operator()(__m128 a, __m128 b) const { return _mm_max_ps(b, a); }
+};
+#else
+template <class F>
+inline float reduce_lanes(const Floats& x, F f) {
     float lanes[LANES];
     store(lanes, x);
     for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+        for (int i = 0; i < width; i++) lanes[i] = f(lanes[i], lanes[i + width]);
     return lanes[0];
 }
+struct Sum {
+    float operator()(float a, float b) const { return a + b; }
+};
+struct Larger {
+    float operator()(float a, float b) const { return b > a ? b : a; }
+};
+#endif
+
+inline float sum_lanes(const Floats& x) { return reduce_lanes(x, Sum{}); }
+inline float largest_lane(const Floats& x) { return reduce_lanes(x, Larger{}); }
 
 }  // namespace specdec
