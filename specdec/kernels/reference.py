@@ -37,13 +37,13 @@ def record(function: Callable[[], Sequence[torch.Tensor]], inputs: StepInputs) -
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     assert not isinstance(weight, PackedWeight), "packed by another backend"
     if isinstance(weight, QuantizedWeight):
-        return F.linear(round_states(x), weight.rows(slice(None)), bias)
+        return F.linear(round_states(x, weight.group), weight.rows(slice(None)), bias)
     return F.linear(x, weight, bias)
 
 
-def round_states(x: torch.Tensor) -> torch.Tensor:
+def round_states(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
     """States [T, in] as quantised weights see them: each group of a row rounded to 8 bits."""
-    padded = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
+    padded = F.pad(x, (0, -x.shape[1] % group)).view(len(x), -1, group)
     largest = padded.abs().amax(dim=-1, keepdim=True)
     rounded = (padded * _inverse_scale(largest)).round() * (largest / 127.0)
     return rounded.flatten(1)[:, : x.shape[1]]

@@ -16,7 +16,8 @@ class QuantizedWeight:
 
     `codes` uint8 [out, in] (0 to 15) with `mins`, or int8 [out, in] without; `scales` and `mins` float16
     [out, ceil(in / GROUP)]. What is multiplied with it is rounded too: each group of a row of states to 8 bits, as
-    round(x / s) * s with s the largest magnitude / 127.
+    round(x / s) * s with s the largest magnitude / 127. With int8 codes and float32 scales [out, 1] a whole row is one
+    group, of weights and of states.
     """
 
     codes: torch.Tensor
@@ -33,6 +34,16 @@ class QuantizedWeight:
         return torch.float32
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a row has one scale."""
+        return self.scales.dtype == torch.float32
+
+    @property
+    def group(self) -> int:
+        """How many weights along a row share a scale."""
+        return self.shape[1] if self.by_rows else GROUP
+
+    @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.mins is None else self.mins.nbytes)
 
@@ -41,7 +52,7 @@ class QuantizedWeight:
 
     def rows(self, indices: torch.Tensor | slice) -> torch.Tensor:
         """Weights of some rows, float32 [n, in]."""
-        scales = self.scales[indices].float().repeat_interleave(GROUP, dim=1)[:, : self.shape[1]]
+        scales = self.scales[indices].float().repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
         weights = self.codes[indices].float() * scales
         if self.mins is None:
             return weights

@@ -23,6 +23,7 @@ from specdec.kernels.cpu.library import (
     KIND_F32,
     KIND_Q4,
     KIND_Q8,
+    KIND_Q8_ROWS,
     LARGEST,
     LINEAR,
     RMS_NORM,
@@ -53,7 +54,7 @@ class CpuKernels:
 
     def pack(self, weight: torch.Tensor | QuantizedWeight) -> Weight:
         if isinstance(weight, QuantizedWeight):
-            kind = KIND_Q8 if weight.mins is None else KIND_Q4
+            kind = KIND_Q4 if weight.mins is not None else KIND_Q8_ROWS if weight.by_rows else KIND_Q8
             parts = [weight.codes, weight.scales, weight.mins]
         else:
             kind = KIND_BF16 if weight.dtype == torch.bfloat16 else KIND_F32

@@ -19,7 +19,7 @@ FIXED, ARENA, INPUT = 1, 2, 3
 LINEAR, EMBED, RMS_NORM, ROTATE, GATE, ADD, SCALE, WRITE_KV, ATTEND, _, LARGEST = range(11)
 """Codes of ops."""
 
-KIND_F32, KIND_BF16, KIND_Q8, KIND_Q4 = range(4)
+KIND_F32, KIND_BF16, KIND_Q8, KIND_Q4, KIND_Q8_ROWS = range(5)
 """Kinds of packed weights."""
 
 CACHED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}

@@ -11,7 +11,7 @@ import torch
 from specdec.kernels import QuantizedWeight, reference
 from specdec.models.quantize import quantize_int4, quantize_int8
 
-KINDS = ("float32", "bfloat16", "int8", "int4")
+KINDS = ("float32", "bfloat16", "int8", "int4", "int8 by rows")
 TOLERANCE = 1e-5
 
 Matrix = torch.Tensor | QuantizedWeight
@@ -24,6 +24,9 @@ def matrix(kind: str, outputs: int, inputs: int) -> Matrix:
         return quantize_int8(weight)
     if kind == "int4":
         return quantize_int4(weight)
+    if kind == "int8 by rows":
+        scales = weight.abs().amax(dim=-1, keepdim=True) / 127
+        return QuantizedWeight((weight / scales).round().to(torch.int8), scales)
     return weight.bfloat16() if kind == "bfloat16" else weight
 
 
@@ -35,7 +38,7 @@ def values(weight: Matrix) -> torch.Tensor:
 def as_multiplied(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
     """States as the weights see them, float64."""
     if isinstance(weight, QuantizedWeight):
-        return reference.round_states(x).double()
+        return reference.round_states(x, weight.group).double()
     return x.to(weight.dtype).double()
 
 
