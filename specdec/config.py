@@ -121,6 +121,10 @@ class SpeculativeConfig:
         return SpeculativeConfig(method, length, settings)
 
 
+MAX_THREADS = 512
+"""More than one for each core are of no use, and no machine that this was made for has as many."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Everything that shapes an engine. Names follow vLLM where it has one.
@@ -189,6 +193,8 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer; got {value!r}")
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise ValueError(f"num_threads must be at most {MAX_THREADS}; got {self.num_threads}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer; got {self.seed!r}")
 

@@ -29,6 +29,7 @@ CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
         ({"max_model_len": 0}, "max_model_len must be a positive integer"),
         ({"max_num_seqs": 2.0}, "max_num_seqs must be a positive integer"),
         ({"block_size": True}, "block_size must be a positive integer"),
+        ({"num_threads": 2**32}, "num_threads must be at most 512; got 4294967296"),
         ({"kv_cache_tokens": 16}, "kv_cache_tokens (16) must hold at least two blocks of 16"),
         ({"max_num_batched_tokens": 8}, "max_num_batched_tokens (8) must be at least max_num_seqs (64)"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be above 0"),

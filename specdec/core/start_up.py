@@ -1,4 +1,4 @@
-"""How long it took until an engine was ready, part by part. The only place where starting is timed."""
+"""How long it took until an engine was ready, part by part."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from specdec.proposers.base import ProposalInput, Proposer, Wants
 from specdec.proposers.outside import one_line
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
-from specdec.step.model import Model
+from specdec.step.model import Computed, Model, compute
 from specdec.types import BONUS, RECOVERED, Draft
 
 Key = tuple[str, int]
@@ -273,6 +273,11 @@ class _SeenModel:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         self._witness.step(batch)
         return self._inner.forward_with_aux(batch, kv, aux_layers)
+
+    def compute(self, batch: Batch, kv: KVCache, aux_layers: Many[int] = ()) -> Computed:
+        """At once where the target computes at once: what is seen must be what serves."""
+        self._witness.step(batch)
+        return compute(self._inner, batch, kv, aux_layers)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._inner.compute_logits(hidden)

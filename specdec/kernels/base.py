@@ -44,6 +44,10 @@ class Kernels(Protocol):
         """The dtype of a model's hidden states whose weights were loaded in `dtype`."""
         ...
 
+    def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of a KV cache that loses nothing of a model whose weights were loaded in `dtype`."""
+        ...
+
     def pack(self, weight: torch.Tensor | QuantizedWeight) -> Weight:
         """A matrix [out, in] in the form that `linear` and `embedding` are fastest with."""
         ...

@@ -56,9 +56,9 @@ def _rank(
     Where equal logits straddle the border, the surplus is set to -inf at once. Answers the rows that need a wider look.
     """
     rows = _take(logits, chunk)
-    values, tokens = rows.topk(width, dim=-1)  # [n, width], descending
+    values = rows.topk(width, dim=-1).values  # [n, width], descending
     own_limits, own_top_p = [limits[i] for i in chunk], [top_p[i] for i in chunk]
-    kept = _prefix_lengths(rows, values, tokens[:, :1], own_limits, own_top_p)
+    kept = _prefix_lengths(rows, values, own_limits, own_top_p)
     last = kept.clamp(max=width)[:, None] - 1
     borders = values.gather(-1, last)[:, 0]
     floors[chunk] = borders
@@ -77,7 +77,6 @@ def _rank(
 def _prefix_lengths(
     rows: torch.Tensor,
     values: torch.Tensor,
-    likeliest: torch.Tensor,
     limits: Sequence[int],
     top_p: Sequence[float],
 ) -> torch.Tensor:
@@ -91,8 +90,8 @@ def _prefix_lengths(
     total = mass.gather(-1, (limit[:, None] - 1).clamp(max=values.shape[-1] - 1))[:, 0]
     unlimited = [i for i, k in enumerate(limits) if k == rows.shape[-1] and top_p[i] < 1.0]
     if unlimited:
-        probs = torch.softmax(_take(rows, unlimited), dim=-1, dtype=torch.float64)
-        total[unlimited] = probs.gather(-1, likeliest[unlimited])[:, 0].reciprocal()
+        weights = _take(rows, unlimited).double() - values[unlimited, :1].double()
+        total[unlimited] = weights.exp().sum(dim=-1)
     reached = (mass < (share * total)[:, None]).sum(dim=-1) + 1
     return torch.where(share < 1.0, torch.minimum(reached, limit), limit)
 

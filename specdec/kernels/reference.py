@@ -26,6 +26,10 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
+def cache_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
 def pack(weight: torch.Tensor | QuantizedWeight) -> Weight:
     return weight
 

@@ -13,8 +13,15 @@ import torch
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
     """torch computes on the calling thread alone in a `with` block. Its threads spin for milliseconds after each of its
-    ops, on the very cores that a backend's own threads need next."""
+    ops, on the very cores that a backend's own threads need next.
+
+    The setting is the process's: a thread that first uses torch while another is in such a block has it for good. Where
+    it is 1 already, whoever made it so puts it back.
+    """
     before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield

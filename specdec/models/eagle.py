@@ -119,7 +119,7 @@ class EagleHead(nn.Module):
 
     def pack(self) -> None:
         """Give the loaded weights the form that the kernels are fastest with."""
-        self.kv_dtype = self.dtype
+        self.kv_dtype = self.kernels.cache_dtype(self.dtype)
         pack_parts(self)
 
     @property

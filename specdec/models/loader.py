@@ -72,13 +72,13 @@ class PreparedModel:
     ) -> Decoder:
         """The decoder, filled. `dtype` "auto" keeps the checkpoint's own; `quantization` is one of `SCHEMES`.
 
-        `kv_cache_dtype` "auto" is the weights' dtype, bfloat16 where they are quantised. Each part is packed as soon as
-        it is read.
+        `kv_cache_dtype` "auto" is the weights' dtype, or what the kernels have for it, and bfloat16 where weights are
+        quantised. Each part is packed as soon as it is read.
         """
         if quantization == "gguf" and not isinstance(self.checkpoint, CodedTensors):
             raise ValueError("quantization 'gguf' keeps the codes of a .gguf file; this model is not one")
         own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
-        cached = torch.bfloat16 if quantization != "none" else own
+        cached = torch.bfloat16 if quantization != "none" else self.decoder.kernels.cache_dtype(own)
         cached = cached if kv_cache_dtype == "auto" else kv_dtype(kv_cache_dtype)
         scheme, watch = SCHEMES[quantization], start_up or StartUp()
 

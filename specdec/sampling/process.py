@@ -192,7 +192,7 @@ def _filter(logits: torch.Tensor, spans: Sequence[Span], kernels: Kernels) -> to
     for row, _ in spans:
         params, count = row.params, row.num_logits
         divisors += [1.0 if params.is_greedy else min(params.temperature, largest)] * count
-        top_k += [0 if params.is_greedy else params.top_k] * count
+        top_k += [0 if params.is_greedy else min(params.top_k, logits.shape[-1])] * count
         top_p += [1.0 if params.is_greedy else params.top_p] * count
         min_p += [0.0 if params.is_greedy else params.min_p] * count
     return kernels.filter_logits(logits, divisors, top_k, top_p, min_p)

@@ -13,6 +13,7 @@ from tests.engine.test_draft_files import save
 PRECISIONS: list[dict[str, Any]] = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
+    {"dtype": "float16"},  # over a cache in float32: there is none in float16
     {"dtype": "bfloat16", "quantization": "int8"},
     {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 ]

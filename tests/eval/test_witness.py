@@ -13,6 +13,9 @@ from specdec.engine import Engine
 from specdec.eval.driving import Job, Watch, drive
 from specdec.eval.witness import Witness, witnessed
 from specdec.proposers.base import ProposalInput
+from specdec.step.batch import Batch
+from specdec.step.kv_cache import KVCache
+from specdec.step.model import Computed
 from specdec.types import Draft, Request, SamplingParams, Verdict
 from tests.eval.tiny import PROMPTS, Tiny, config, scripted
 from tests.toys import RandomProposer, ScriptedModel, SelfProposer
@@ -145,3 +148,28 @@ def test_other_tokens_and_another_law_are_seen() -> None:
         witness.stale(ScheduledRow(sequence, 3, 2, Draft((5,))))
     )
     assert "nobody proposed" in str(Witness().stale(ScheduledRow(sequence, 2, 2, Draft((1,)))))
+
+
+class AtOnce(ScriptedModel):
+    """Has a `compute` of its own, as the real decoder has."""
+
+    num_at_once = 0
+
+    def compute(self, batch: Batch, kv: KVCache, aux_layers: Many[int] = ()) -> Computed:
+        self.num_at_once += 1
+        hidden = self.forward(batch, kv)
+        return Computed(hidden, {}, self.compute_logits(hidden))
+
+
+def test_what_is_seen_is_computed_as_what_serves() -> None:
+    """A target that computes logits in one pass with its states does so under a witness too."""
+    models = scripted()
+    target = target_of(models)
+    target.__class__ = AtOnce
+    assert isinstance(target, AtOnce)
+    seen = run(models.build(config("ngram")), GREEDY)[1]
+    witnessed_steps, target.num_at_once = target.num_at_once, 0
+    engine = models.build(config("ngram"))
+    outputs = drive(engine, [Job(prompt, GREEDY) for prompt in PROMPTS], Watch(), "x")
+    assert witnessed_steps == target.num_at_once > 0
+    assert seen == [sample.token_ids for output in outputs for sample in output.outputs]

@@ -52,6 +52,9 @@ class CpuKernels:
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
+    def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if dtype in CACHED else torch.float32
+
     def pack(self, weight: torch.Tensor | QuantizedWeight) -> Weight:
         if isinstance(weight, QuantizedWeight):
             kind = KIND_Q4 if weight.mins is not None else KIND_Q8_ROWS if weight.by_rows else KIND_Q8

@@ -11,7 +11,7 @@ import torch
 from specdec.kernels.cpu.build import NoCompiler
 from specdec.kernels.noise import NoiseKeys
 
-MAX_OPERANDS, MAX_SIZES, MAX_NUMBERS, MAX_INPUTS = 8, 12, 4, 64
+MAX_OPERANDS, MAX_SIZES, MAX_NUMBERS, MAX_INPUTS = 8, 12, 4, 512
 
 FIXED, ARENA, INPUT = 1, 2, 3
 """Where an operand lies; 0: it is absent."""

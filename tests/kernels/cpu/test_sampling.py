@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from specdec.kernels import Kernels, reference
 from specdec.kernels.noise import NoiseKeys
+from specdec.sampling.process import process_logits
+from specdec.types import SamplingParams
 from tests.kernels.cpu.exact import strided
 from tests.native import NativeKernels, runnable_levels
+from tests.sampling.helpers import sampling_row
 
 EXAMPLES = settings(max_examples=25)
 ROWS = st.integers(1, 9)
@@ -174,3 +177,9 @@ def test_what_the_compiled_ones_do_not_read_is_left_to_the_reference(native: Nat
         assert torch.equal(tokens, expected[0])
         assert torch.equal(values, expected[1])
         assert torch.allclose(kernels.logsumexp(given_rows), reference.logsumexp(given_rows))
+
+
+def test_a_top_k_beyond_any_vocabulary_is_off(native: NativeKernels, level: str) -> None:
+    logits = torch.randn(1, 50)
+    row = sampling_row(SamplingParams(temperature=2.0, top_k=2**64 + 1))
+    assert torch.equal(process_logits(logits, [row], native.backend(level)), logits / 2)

@@ -40,7 +40,7 @@ enum Input : i64 { POSITIONS = 1, SLOTS, QUERY_START, SEQ_LENS, COMMITTED, TABLE
 struct Step {
     i64 tokens, rows, max_blocks;
     u8* arena;
-    void* inputs[64];
+    void* inputs[512];
 };
 
 inline constexpr i64 FEW_ROWS = 16;            // rows that every thread rewrites for itself before a product

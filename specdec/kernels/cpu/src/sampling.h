@@ -155,10 +155,11 @@ struct Drawn {
 template <class T>
 Drawn draw(const T* x, i64 first, i64 last, const NoiseKey& key, Drawn best) {
     u32 words[4][COUNTERS];
-    for (i64 at = first; at < last && best.score < std::numeric_limits<double>::infinity(); at += DRAWN) {
+    constexpr double INFINITE = std::numeric_limits<double>::infinity();
+    for (i64 at = first; at < last && best.score == best.score; at += DRAWN) {
         const i64 count = std::min<i64>(DRAWN, last - at);
         const double top = static_cast<double>(largest_of(x + at, count));
-        if (!(top < std::numeric_limits<double>::infinity())) return {top, at};
+        if (!(top < INFINITE)) best = {top, at};  // a NaN is worse, and may come yet
         if (!(top + MOST_NOISE >= best.score) || std::isinf(top)) continue;
         philox(key, static_cast<u32>(at / 4), words);
         const u32 least = least_word(best.score - top);
