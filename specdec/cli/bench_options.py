@@ -90,8 +90,8 @@ def number_list(name: str, metavar: str, default: str, help: str) -> click.Optio
     return click.Option([name], metavar=metavar, default=default, show_default=True, help=help)
 
 
-def integer(name: str, default: int, help: str, low: int = 1) -> click.Option:
-    kind = click.IntRange(min=low)
+def integer(name: str, default: int, help: str, low: int = 1, high: int | None = None) -> click.Option:
+    kind = click.IntRange(min=low, max=high)
     return click.Option([name], type=kind, metavar="N", default=default, show_default=True, help=help)
 
 

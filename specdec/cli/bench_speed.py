@@ -183,7 +183,9 @@ curve = speed_command(
             number_list("--rows", "M[,M2]", DEFAULT_ROWS, "Rows of a step; 1 is always measured."),
             integer("--context", 256, "Tokens before the drafted ones.", low=SHORTEST_CONTEXT),
             integer("--rounds", 20, "Times to measure each."),
-            integer("--read-mib", 512, "Mebibytes that are read to measure the bandwidth: far more than caches hold."),
+            integer(
+                "--read-mib", 512, "Mebibytes read to measure the bandwidth: far more than caches hold.", high=65_536
+            ),
         ),
         "Output": output_options(),
     },

@@ -94,6 +94,8 @@ def load_models(
             notify=progress,
         )
     with watch.time("model files"):
+        if progress is not None and config.quantization != "none" and not kernels.own_threads:
+            progress("plain torch unpacks quantised weights for every step: --quantization none is faster there")
         prepared = prepare_model(checkpoint, kernels=kernels, max_model_len=config.max_model_len)
         opened = open_draft_models(config, prepared.decoder, tokenizer, progress)
     # Names, files and vocabularies are right: only now are weights read.

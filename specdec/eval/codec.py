@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 
@@ -62,9 +62,8 @@ def _decode_dataclass(kind: Any, value: object, where: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object; got {value!r:.60}")
     hints = typing.get_type_hints(kind)
-    missing = [field.name for field in fields(kind) if field.name not in value]
+    missing = [field.name for field in fields(kind) if field.name not in value and field.default is MISSING]
     if missing:
         raise ValueError(f"{where} has no {missing[0]!r}")
-    return kind(
-        **{field.name: decode(hints[field.name], value[field.name], f"{where}.{field.name}") for field in fields(kind)}
-    )
+    given = [field.name for field in fields(kind) if field.name in value]
+    return kind(**{name: decode(hints[name], value[name], f"{where}.{name}") for name in given})

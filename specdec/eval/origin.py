@@ -23,8 +23,9 @@ def load_average() -> float | None:
         return None
 
 
-def describe(command: str, load: float | None) -> Origin:
-    """The origin of what this process measures now; `load` was the load average before it did anything."""
+def describe(command: str, load: float | None, num_threads: int) -> Origin:
+    """The origin of what this process measures now; `load` was the load average before it did anything,
+    `num_threads` are those of the model."""
     import torch
 
     return Origin(
@@ -37,7 +38,7 @@ def describe(command: str, load: float | None) -> Origin:
             transformers=metadata.version("transformers"),
             python=platform.python_version(),
         ),
-        machine=Machine(cpu=_cpu(), cores=_cores(), torch_threads=torch.get_num_threads(), load_average=load),
+        machine=Machine(_cpu(), _cores(), torch.get_num_threads(), load, num_threads),
     )
 
 

@@ -118,10 +118,14 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ),
         (
             "machine",
-            f"{machine.cpu}; {number(machine.cores)} cores, {number(machine.torch_threads)} threads of torch, load "
-            f"before the start {number(machine.load_average)}",
+            f"{machine.cpu}; {number(machine.cores)} cores, {number(machine.threads or machine.torch_threads)} threads "
+            f"({number(machine.torch_threads)} of torch), load before the start {number(machine.load_average)}",
         ),
-        ("model", f"{settings.model}, {settings.dtype}"),
+        (
+            "model",
+            f"{settings.model}, {settings.dtype}, quantization {settings.quantization}, KV cache in "
+            f"{settings.kv_cache_dtype}",
+        ),
         ("verifier", settings.verifier),
         ("tasks", f"{', '.join(settings.tasks)}{limit}"),
         ("answers", f"at most {number(settings.max_tokens)} tokens, seed {settings.seed}"),

@@ -380,6 +380,8 @@ class Machine:
     torch_threads: int
     load_average: float | None
     """Of the last minute, when the evaluation began, before the model ran; None where the system has none."""
+    threads: int | None = None
+    """That the model ran on; None where that was not recorded."""
 
 
 @dataclass(frozen=True)
@@ -401,6 +403,8 @@ class Settings:
     """Of the bootstrap."""
     confidence: float
     """Of its intervals: 0.95."""
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -168,14 +168,14 @@ def evaluate(
     """Measure and conclude, on an idle engine. `load` was the machine's before the model was loaded; see `measure`."""
     measured = measure(engine, plan, show=show, stopped=stopped)
     bootstrap = Bootstrap(plan.seed)
-    origin = describe(command, load)
+    origin = describe(command, load, engine.runner.kernels.num_threads())
     return Summary(plan, measured, bootstrap, engine.tokenizer).result(origin, _settings(engine, plan, bootstrap))
 
 
 def _settings(engine: Engine, plan: Plan, bootstrap: Bootstrap) -> Settings:
     return Settings(
         model=engine.config.model,
-        dtype=str(engine.runner.kv.keys[0].dtype).removeprefix("torch."),
+        dtype=str(getattr(engine.runner.model, "dtype", engine.runner.kv.layout.dtype)).removeprefix("torch."),
         verifier=engine.config.verifier,
         tasks=tuple(dict.fromkeys(prompt.task for prompt in plan.prompts)),
         max_tokens=plan.max_tokens,
@@ -185,4 +185,6 @@ def _settings(engine: Engine, plan: Plan, bootstrap: Bootstrap) -> Settings:
         batch_sizes=plan.batch_sizes,
         resamples=bootstrap.resamples,
         confidence=bootstrap.confidence,
+        quantization=engine.config.quantization,
+        kv_cache_dtype=engine.config.kv_cache_dtype,
     )

@@ -167,7 +167,7 @@ def _origin(origin: Origin) -> str:
     machine = origin.machine
     load = "unknown" if machine.load_average is None else f"{machine.load_average:.1f}"
     return (
-        f"{machine.cpu}, {machine.cores} cores, {machine.torch_threads} threads, load {load}; torch "
+        f"{machine.cpu}, {machine.cores} cores, {machine.threads or machine.torch_threads} threads, load {load}; torch "
         f"{origin.versions.torch}; commit {'unknown' if origin.commit is None else origin.commit[:12]}"
     )
 

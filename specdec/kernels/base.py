@@ -40,6 +40,10 @@ class Kernels(Protocol):
         """Whether it computes on threads of its own, so that torch's would only be in the way."""
         ...
 
+    def num_threads(self) -> int:
+        """How many threads compute."""
+        ...
+
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of a model's hidden states whose weights were loaded in `dtype`."""
         ...

@@ -22,6 +22,10 @@ QUERY_CHUNK = 256
 """Queries of one row that attend at once: bounds the memory of their scores."""
 
 
+def num_threads() -> int:
+    return torch.get_num_threads()
+
+
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype
 

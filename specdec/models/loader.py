@@ -78,6 +78,8 @@ class PreparedModel:
         if quantization == "gguf" and not isinstance(self.checkpoint, CodedTensors):
             raise ValueError("quantization 'gguf' keeps the codes of a .gguf file; this model is not one")
         own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
+        if quantization != "none" and own == torch.float64:
+            raise ValueError(f"quantization {quantization!r} computes in float32, not in float64: give another dtype")
         cached = torch.bfloat16 if quantization != "none" else self.decoder.kernels.cache_dtype(own)
         cached = cached if kv_cache_dtype == "auto" else kv_dtype(kv_cache_dtype)
         scheme, watch = SCHEMES[quantization], start_up or StartUp()

@@ -49,13 +49,13 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_rest_is_this_process_and_machine() -> None:
-    found = describe("specdec eval", 0.25)
+    found = describe("specdec eval", 0.25, 3)
     assert found.command == "specdec eval"
     assert found.versions.specdec == __version__
     assert found.versions.python == platform.python_version()
     assert found.versions.torch.startswith("2.")
     assert found.versions.transformers[0].isdigit()
-    assert found.machine.load_average == 0.25
+    assert (found.machine.load_average, found.machine.threads) == (0.25, 3)
     assert found.machine.cpu
     assert 1 <= found.machine.cores <= (os.cpu_count() or 1)
     assert datetime.fromisoformat(found.date).utcoffset() is not None

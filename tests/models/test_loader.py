@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
 
+from specdec import LLM
 from specdec.kernels import reference
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder
 from specdec.models.loader import HuggingFaceCheckpoint, load_model, open_checkpoint
+from tests.engine.test_draft_files import save as save_bytes_model
 from tests.models.cases import BASE, CASES, build, load, tokens, transformers_logits
 from tests.models.stepping import chunked_logits
 
@@ -310,3 +312,9 @@ def test_sizes_that_nothing_could_hold_are_refused_at_once(tmp_path: Path) -> No
     assert load(tmp_path, max_model_len=64).max_model_len == 64
     edit_config(tmp_path, max_position_embeddings=64, num_hidden_layers=9_999)
     assert "the config has 9999 layers, but the checkpoint only" in error_of(tmp_path)
+
+
+def test_quantised_weights_in_float64_are_refused(tmp_path: Path) -> None:
+    save_bytes_model(tmp_path, layers=1)
+    with pytest.raises(ValueError, match="quantization 'int4' computes in float32, not in float64: give another dtype"):
+        LLM(str(tmp_path), dtype="float64", quantization="int4")

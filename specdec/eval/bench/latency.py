@@ -30,6 +30,7 @@ class LatencyPoint:
 @dataclass(frozen=True)
 class Latency:
     model: str
+    num_threads: int
     max_tokens: int
     num_rounds: int
     points: tuple[LatencyPoint, ...]
@@ -61,7 +62,15 @@ def measure_latency(
                 answer = _answer(engine, text, length, variant, max_tokens, number)
                 answers.setdefault((length, variant), []).append(answer)
     points = [_point(length, variant, answers) for length in lengths for variant in variants]
-    return Latency(engine.config.model, max_tokens, num_rounds, tuple(points), dict(engine.start_up.seconds))
+    num_threads = engine.runner.kernels.num_threads()
+    return Latency(
+        engine.config.model,
+        num_threads,
+        max_tokens,
+        num_rounds,
+        tuple(points),
+        dict(engine.start_up.seconds),
+    )
 
 
 def _check_lengths(engine: Engine, lengths: Sequence[int], max_tokens: int) -> None:

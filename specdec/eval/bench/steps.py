@@ -45,6 +45,7 @@ class StepPoint:
 @dataclass(frozen=True)
 class StepCurve:
     model: str
+    num_threads: int
     context: int
     num_rounds: int
     read_gigabytes_per_s: float
@@ -120,4 +121,5 @@ def _curve(engine: Engine, context: int, times: dict[int, list[StepTimes]], read
                 share=rate / read_rate,
             )
         )
-    return StepCurve(engine.config.model, context, len(times[1]), read_rate / 1e9, tuple(points))
+    num_threads = engine.runner.kernels.num_threads()
+    return StepCurve(engine.config.model, num_threads, context, len(times[1]), read_rate / 1e9, tuple(points))

@@ -29,7 +29,7 @@ def latency_table(result: Latency) -> str:
     )
     parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in result.start_up_seconds.items())
     start_up = f"start-up {sum(result.start_up_seconds.values()):.2f} s: {parts}"
-    return "\n".join((heading, align(rows), start_up, _threads()))
+    return "\n".join((heading, align(rows), start_up, _threads(result.num_threads)))
 
 
 def throughput_table(result: Throughput) -> str:
@@ -49,7 +49,7 @@ def throughput_table(result: Throughput) -> str:
         f"{result.model}: greedy, prompts of {result.prompt_length} tokens, answers of {result.max_tokens}; medians "
         f"(quartiles) of {result.num_rounds} rounds, in turns"
     )
-    return "\n".join((heading, align(rows), _threads()))
+    return "\n".join((heading, align(rows), _threads(result.num_threads)))
 
 
 def curve_table(result: StepCurve) -> str:
@@ -71,12 +71,12 @@ def curve_table(result: StepCurve) -> str:
         f"A whole step of {result.model} after {result.context} tokens; medians (quartiles) of {result.num_rounds} "
         f"rounds. Reading alone: {result.read_gigabytes_per_s:.1f} GB/s"
     )
-    return "\n".join((heading, align(rows), _threads()))
+    return "\n".join((heading, align(rows), _threads(result.num_threads)))
 
 
 def _who(proposer: str, k: int) -> tuple[str, str]:
     return ("plain", "") if proposer == "none" else (proposer, str(k))
 
 
-def _threads() -> str:
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+def _threads(num_threads: int) -> str:
+    return f"torch {torch.__version__}, {num_threads} threads"

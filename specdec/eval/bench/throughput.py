@@ -33,6 +33,7 @@ class ThroughputPoint:
 @dataclass(frozen=True)
 class Throughput:
     model: str
+    num_threads: int
     prompt_length: int
     max_tokens: int
     num_rounds: int
@@ -68,7 +69,8 @@ def measure_throughput(
                 group = _decode(engine, text, size, variant, (prompt_length, max_tokens), number)
                 groups.setdefault((size, variant), []).append(group)
     points = [_point(size, variant, groups) for size in batch_sizes for variant in variants]
-    return Throughput(engine.config.model, prompt_length, max_tokens, num_rounds, tuple(points))
+    num_threads = engine.runner.kernels.num_threads()
+    return Throughput(engine.config.model, num_threads, prompt_length, max_tokens, num_rounds, tuple(points))
 
 
 def _decode(

@@ -49,6 +49,9 @@ class CpuKernels:
         self.library = library
         self._recorder: Recorder | None = None
 
+    def num_threads(self) -> int:
+        return self.library.num_threads
+
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 

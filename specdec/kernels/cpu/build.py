@@ -79,9 +79,25 @@ def build_library(folder: Path, *, level: str | None = None, extra_flags: Sequen
     }
     digest = hashlib.sha256(repr((sources, compiler, _version(compiler), flags)).encode()).hexdigest()[:20]
     library = folder / f"cpu-{digest}.so"
-    if not library.exists():
+    if not _is_whole(library):
         _compile(compiler, flags, sources, library)
     return library
+
+
+def _checksum(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there as it was compiled: one that is cut off would take the process down."""
+    try:
+        return _checksum(library).read_text() == _digest(library)
+    except (OSError, ValueError):
+        return False
 
 
 def _compiler() -> str:
@@ -107,7 +123,12 @@ def _compile(compiler: str, flags: Sequence[str], sources: dict[str, bytes], lib
             if result.returncode:
                 lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no message"]
                 raise NoCompiler(f"{compiler} could not compile the kernels: {lines[0].strip()}")
+            if library.is_dir():
+                shutil.rmtree(library)
             # Others may be compiling the same: whoever is last replaces a library by its equal.
+            checksum = Path(folder, "checksum")
+            checksum.write_text(_digest(output))
             os.replace(output, library)
+            os.replace(checksum, _checksum(library))
     except OSError as error:
         raise NoCompiler(f"the kernels cannot be compiled below {library.parent}: {error.strerror or error}") from None

@@ -21,7 +21,16 @@ def test_a_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     first = build_library(tmp_path, level="portable", extra_flags=("-O0",))
     assert build_library(tmp_path, level="portable", extra_flags=("-O0",)) == first
     assert len(compiled) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [first.name], "nothing is left over"
+    assert {path.suffix for path in tmp_path.iterdir()} == {".so", ".sha256"}, "nothing is left over"
+    whole = first.read_bytes()
+    for broken in (whole[:5000], b"", b"no library", None):
+        first.unlink()
+        if broken is None:
+            first.mkdir()
+        else:
+            first.write_bytes(broken)
+        assert build_library(tmp_path, level="portable", extra_flags=("-O0",)) == first
+        assert first.stat().st_size == len(whole), "made anew, not loaded as it is"
     monkeypatch.setattr(build, "_compile", lambda compiler, flags, sources, library: library.write_bytes(b""))
     assert build_library(tmp_path, level="portable") != first, "other flags are another library"
 
