@@ -30,7 +30,7 @@ POOLED = "cells pool tokens and prompts, and the tokens' own laws may be further
 CHAIN_BYTES = 512 * 2**20
 """Of draft laws that are held until the target's are read, for block verification: some 900 drafts of 4 tokens with a
 vocabulary of 49,152."""
-LENIENCE = {torch.float64: 1.0001, torch.float32: 1.01, torch.float16: 1.2, torch.bfloat16: 2.0}
+LENIENCE = {torch.float64: 1.0001, torch.float32: 1.01, torch.float16: 1.2, torch.bfloat16: 2.0, torch.int8: 2.0}
 """By dtype, the factor that rounding may put between two computations of a probability."""
 
 

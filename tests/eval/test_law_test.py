@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.config import EngineConfig
+from specdec.config import KV_CACHE_DTYPES, EngineConfig
 from specdec.core.scheduler import Scheduler
 from specdec.core.sequence import Sequence
 from specdec.eval.checks import FAILED, PASSED, Check
+from specdec.eval.drift import TOLERANCE
 from specdec.eval.driving import Watch
-from specdec.eval.law_test import LawTest
+from specdec.eval.law_test import LENIENCE, LawTest
 from specdec.eval.losslessness import contexts
 from specdec.eval.verify_settings import TEST_LEVEL, Size
+from specdec.models.tensors import kv_dtype
 from specdec.sampling import rejection
 from specdec.sampling.process import Span
 from specdec.types import Draft
@@ -155,3 +157,8 @@ class _Sometimes:
         hidden = self.inner.forward(batch, kv)  # type: ignore[attr-defined]
         hidden[batch.token_ids == 3] = float("nan")
         return hidden
+
+
+def test_every_cache_has_a_lenience_and_a_tolerance() -> None:
+    caches = {kv_dtype(name) for name in KV_CACHE_DTYPES if name != "auto"} | {torch.float64, torch.float16}
+    assert caches == LENIENCE.keys() == TOLERANCE.keys()
