@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -35,13 +34,13 @@ def build_engine(
     config: EngineConfig, progress: Callable[[str], None] | None = None, start_up: StartUp | None = None
 ) -> Engine:
     """Load what `config` names; see `Engine.from_config`. What that took is added to `start_up`, the engine's own."""
-    start = time.monotonic()
     watch = start_up or StartUp()
+    before = watch.total
     models = load_models(config, progress, watch)
     with watch.time("calibration"):
         engine = models.engine(config)
     engine.start_up = watch
-    engine.load_seconds = time.monotonic() - start
+    engine.load_seconds = watch.total - before
     return engine
 
 

@@ -32,7 +32,7 @@ struct Op {
     i64 sizes[12];
     double numbers[4];
 };
-enum Code : i64 { LINEAR = 0, EMBED, RMS_NORM, ROTATE, GATE, ADD, SCALE, WRITE_KV, ATTEND, COPY, LARGEST };
+enum Code : i64 { LINEAR = 0, EMBED, RMS_NORM, ROTATE, GATE, ADD, SCALE, WRITE_KV, ATTEND, LARGEST };
 
 // The inputs that attention looks at, of those of a step.
 enum Input : i64 { POSITIONS = 1, SLOTS, QUERY_START, SEQ_LENS, COMMITTED, TABLES, MASKS };
@@ -380,11 +380,9 @@ class Execution {
             } else if (op.code == ADD) {
                 const float* b = operand<float>(op, 1) + t * op.sizes[2];
                 for (i64 i = 0; i < size; i++) out[i] = a[i] + b[i];
-            } else if (op.code == SCALE) {
+            } else {
                 const float factor = static_cast<float>(op.numbers[0]);
                 for (i64 i = 0; i < size; i++) out[i] = a[i] * factor;
-            } else {
-                std::copy(a, a + size, out);
             }
         }
     }
