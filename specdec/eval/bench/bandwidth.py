@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from specdec.kernels import Kernels
+from specdec.kernels.cpu.memory import huge_pages
 
 Reader = Callable[[], int]
 """Reads memory once; how many bytes that were."""
@@ -23,7 +24,7 @@ DEFAULT_MIB = 512
 
 def memory_reader(kernels: Kernels, mebibytes: int = DEFAULT_MIB) -> Reader:
     """Reads a buffer from end to end, as the kernels do that the model runs on."""
-    buffer = torch.ones(mebibytes * 2**20 // 4, dtype=torch.float32)
+    buffer = huge_pages(mebibytes * 2**20).view(torch.float32).fill_(1)
 
     def read() -> int:
         kernels.read(buffer)

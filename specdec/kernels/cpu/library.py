@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from specdec.kernels.cpu.build import NoCompiler
+from specdec.kernels.cpu.memory import WeightMemory
 from specdec.kernels.noise import NoiseKeys
 
 MAX_OPERANDS, MAX_SIZES, MAX_NUMBERS, MAX_INPUTS = 8, 12, 4, 512
@@ -88,6 +89,7 @@ class Library:
             function = getattr(self._c, name)
             function.argtypes, function.restype = arguments, result
         self.num_threads = num_threads
+        self._weights = WeightMemory()
         self._context = self._c.specdec_open(num_threads)
         if not self._context:
             raise ValueError(f"{num_threads} threads cannot be started")
@@ -104,9 +106,7 @@ class Library:
         """A matrix [out, in] in packed form, uint8: of its values, or of codes, scales and mins."""
         outputs, inputs = shape
         size = self._c.specdec_packed_bytes(kind, inputs, outputs)
-        # Aligned to a cache line, with room behind for what is fetched ahead of its use.
-        memory = torch.empty(size + 64, dtype=torch.uint8)
-        packed = memory[-memory.data_ptr() % 64 :][:size]
+        packed = self._weights.take(size)
         values, scales, mins = (address(part) for part in (*parts, None, None)[:3])
         _check(self._c.specdec_pack(self._context, kind, inputs, outputs, values, scales, mins, packed.data_ptr()))
         return packed

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "attention_plan.h"
@@ -30,15 +32,22 @@ struct Partial {
     float largest, total;
 };
 
-// Put `next` after `into`; `smaller` is e^-|difference of their largest scores|.
-inline void fold(Partial& into, float* acc, const Partial& next, const float* next_acc, float smaller, i64 padded) {
-    if (next.total == 0) return;
+// What the weighted values so far and those of the next chunk are multiplied with before they are added.
+struct Shares {
+    float before, next;
+};
+
+// Put `next` after `into`; of two chunks the one with the smaller scores weighs `smaller` as much.
+inline Shares join(Partial& into, const Partial& next, float smaller) {
+    if (next.total == 0) return {1, 0};
     const bool grows = next.largest > into.largest;
-    const float a = grows ? smaller : 1.0f, b = grows ? 1.0f : smaller;
-    into.largest = grows ? next.largest : into.largest;
-    into.total = into.total * a + next.total * b;
-    for (i64 i = 0; i < padded; i += LANES)
-        store(acc + i, add(mul(load(acc + i), all(a)), mul(load(next_acc + i), all(b))));
+    const Shares shares{grows ? smaller : 1.0f, grows ? 1.0f : smaller};
+    into = {grows ? next.largest : into.largest, into.total * shares.before + next.total * shares.next};
+    return shares;
+}
+
+inline Floats blend(Floats before, Floats next, const Shares& shares) {
+    return add(mul(before, all(shares.before)), mul(next, all(shares.next)));
 }
 
 inline float gap(const Partial& into, const Partial& next) {
@@ -64,15 +73,16 @@ class AttentionWorker {
 
     // Put the kept results of pair `i` of a fold together.
     void fold_pair(const Attention& op, const AttentionPlan::Fold& f, i64 i, const Partial* partials, const float* sums) {
-        padded_ = op.padded(), repeats_ = op.repeats();
+        padded_ = op.padded(), repeats_ = op.repeats(), exponent_ = exponent(op);
         reserve(op);
         state_[0] = {NOTHING, 0};
         std::fill(acc(0), acc(0) + padded_, 0.0f);
         for (i64 c = 0; c < f.chunks; c++) {
             const i64 at = f.partial + i * f.chunks + c;
-            float smaller[LANES];
-            store(smaller, exp_of_negative(all(gap(state_[0], partials[at]))));
-            fold(state_[0], acc(0), partials[at], sums + at * padded_, smaller[0], padded_);
+            const Partial* next = partials + at;
+            Shares shares;
+            join_all<1>(0, next, &shares);
+            if (next->total != 0) add_chunk(0, sums + at * padded_, shares);
         }
         finish(op, f.first + i / repeats_, f.head * repeats_ + i % repeats_, 0);
     }
@@ -91,21 +101,25 @@ class AttentionWorker {
         for (i64 i = 0; i < pairs_; i++) partials[at + i * step] = {NOTHING, 0};
     }
 
-    // A chunk's results of `count` pairs from `i`, which are in chunk_ and chunk_acc_: fold them or keep them.
-    void settle(const AttentionTask& task, i64 i, int count) {
-        if (task.partial < 0) {
-            float smaller[LANES] = {};
-            for (int n = 0; n < count; n++) smaller[n] = gap(state_[i + n], chunk_[n]);
-            store(smaller, exp_of_negative(load(smaller)));
-            for (int n = 0; n < count; n++) fold(state_[i + n], acc(i + n), chunk_[n], chunk_acc(n), smaller[n], padded_);
-            return;
-        }
-        for (int n = 0; n < count; n++) {
-            const i64 at = kept_.at + (i + n) * kept_.step;
-            kept_.partials[at] = chunk_[n];
-            if (chunk_[n].total != 0) std::copy(chunk_acc(n), chunk_acc(n) + padded_, kept_.sums + at * padded_);
-        }
+    // Scores are the products of queries and keys as they are, unless there is more to do with them than to scale them.
+    static bool is_plain(const Attention& op) { return op.soft_cap == 0 && op.scale > 0; }
+    static float exponent(const Attention& op) { return 1.44269504f * (is_plain(op) ? op.scale : 1.0f); }
+
+    // Join chunks to N pairs from `i`: only their numbers.
+    template <int N>
+    void join_all(i64 i, const Partial* chunks, Shares* shares) {
+        float smaller[LANES] = {};
+        for (int n = 0; n < N; n++) smaller[n] = gap(state_[i + n], chunks[n]) * exponent_;
+        store(smaller, exp2_of_negative(load(smaller)));
+        for (int n = 0; n < N; n++) shares[n] = join(state_[i + n], chunks[n], smaller[n]);
     }
+
+    // The values of a chunk for pair `i`.
+    void add_chunk(i64 i, const float* values, const Shares& shares) {
+        for (i64 d = 0; d < padded_; d += LANES) store(acc(i) + d, blend(load(acc(i) + d), load(values + d), shares));
+    }
+
+    float* kept_sums(i64 i) { return kept_.sums + (kept_.at + i * kept_.step) * padded_; }
 
     float* acc(i64 i) { return acc_.data() + i * padded_; }
     // Of the `n`-th pair of a tile.
@@ -126,7 +140,7 @@ class AttentionWorker {
     }
 
     void begin(const Attention& op, const StepRows& rows, const AttentionTask& task) {
-        padded_ = op.padded(), repeats_ = op.repeats(), words_ = op.words();
+        padded_ = op.padded(), repeats_ = op.repeats(), words_ = op.words(), exponent_ = exponent(op);
         query_stride_ = words_ + (words_ & 1);
         group_pairs_ = (task.last - task.first) * repeats_;
         pairs_ = group_pairs_ * (task.last_head - task.head);
@@ -172,10 +186,11 @@ class AttentionWorker {
     // The same for queries [first, last) of the task, which see the same entries as far as each sees.
     void attend_queries(const Attention& op, const StepRows& rows, const AttentionTask& task, i64 base, i64 first, i64 last) {
         i64 low = CHUNK, high = 0;
+        bool is_whole = is_plain(op);
         for (i64 q = first; q < last; q++) {
-            const List& list = lists_[q];
-            const i64 from = std::clamp<i64>(list.start - base, 0, CHUNK), to = std::clamp<i64>(list.end - base, 0, CHUNK);
+            const auto [from, to] = lists_[q].in(base);
             if (from < to) low = std::min(low, from), high = std::max(high, to);
+            is_whole &= to - from == CHUNK;
         }
         if (low >= high) return;
         i64 at[CHUNK];
@@ -187,22 +202,22 @@ class AttentionWorker {
             else
                 load_values(op, op.values + offset, at, low, high);
             load_keys(op, op.keys + offset, at, low, high);
-            attend_pairs(op, task, base, g * group_pairs_ + first * repeats_, g * group_pairs_ + last * repeats_);
+            attend_pairs(op, task, base, is_whole, g * group_pairs_ + first * repeats_, g * group_pairs_ + last * repeats_);
         }
     }
 
-    void attend_pairs(const Attention& op, const AttentionTask& task, i64 base, i64 i, i64 last) {
+    // `is_whole`: every pair sees the whole chunk, and scores are plain.
+    void attend_pairs(const Attention& op, const AttentionTask& task, i64 base, bool is_whole, i64 i, i64 last) {
         while (i < last) {
             const int count = static_cast<int>(std::min<i64>(PAIR_TILE, last - i));
             switch (count) {
-                case 1: tile<1>(op, base, i); break;
-                case 2: tile<2>(op, base, i); break;
-                case 3: tile<3>(op, base, i); break;
-                case 4: tile<4>(op, base, i); break;
-                case 5: tile<5>(op, base, i); break;
-                default: tile<PAIR_TILE>(op, base, i);
+                case 1: tile<1>(op, task, base, is_whole, i); break;
+                case 2: tile<2>(op, task, base, is_whole, i); break;
+                case 3: tile<3>(op, task, base, is_whole, i); break;
+                case 4: tile<4>(op, task, base, is_whole, i); break;
+                case 5: tile<5>(op, task, base, is_whole, i); break;
+                default: tile<PAIR_TILE>(op, task, base, is_whole, i);
             }
-            settle(task, i, count);
             i += count;
         }
     }
@@ -210,6 +225,11 @@ class AttentionWorker {
     struct List {
         i64 start, end, committed;
         u64 mask;
+
+        // Of the chunk at `base` the places that the query sees.
+        std::pair<i64, i64> in(i64 base) const {
+            return {std::clamp<i64>(start - base, 0, CHUNK), std::clamp<i64>(end - base, 0, CHUNK)};
+        }
     };
 
     // The offsets of the entries at the places [low, high) of the chunk.
@@ -273,34 +293,62 @@ class AttentionWorker {
         }
     }
 
-    // Scores, weights and weighted values of N pairs from `i`: their results are in chunk_ and chunk_acc_.
+    // The chunk's scores, weights and weighted values of N pairs from `i`, joined to what they had or kept.
     template <int N>
-    void tile(const Attention& op, i64 base, i64 i) {
-        score<N>(op, i);
-        i64 from[N], to[N], common_from = 0, common_to = CHUNK;
+    void tile(const Attention& op, const AttentionTask& task, i64 base, bool is_whole, i64 i) {
+        Floats scores[N][CHUNK_VECTORS];
+        score<N>(i, scores);
+        std::pair<i64, i64> seen[N];
+        if (!is_whole)
+            for (int n = 0; n < N; n++) {
+                seen[n] = lists_[list_of(i + n)].in(base);
+                restrict(op, seen[n].first, seen[n].second, scores[n]);
+            }
+        soften<N>(scores);
+        if (!is_whole)
+            for (int n = 0; n < N; n++)
+                if (seen[n].first >= seen[n].second) chunk_[n] = {NOTHING, 0};
+        Shares shares[N];
+        if (task.partial < 0)
+            join_all<N>(i, chunk_, shares);
+        else
+            for (int n = 0; n < N; n++) kept_.partials[kept_.at + (i + n) * kept_.step] = chunk_[n];
+        if (is_whole) {
+            each_columns([&](i64 d, auto columns) { weigh_whole<N, columns()>(task, i, d, shares); });
+            return;
+        }
+        weigh_seen<N>(seen);
         for (int n = 0; n < N; n++) {
-            const List& list = lists_[list_of(i + n)];
-            from[n] = std::clamp<i64>(list.start - base, 0, CHUNK), to[n] = std::clamp<i64>(list.end - base, 0, CHUNK);
-            common_from = std::max(common_from, from[n]), common_to = std::min(common_to, to[n]);
-            chunk_[n] = {NOTHING, 0};
-            if (from[n] < to[n]) soften(op, n, from[n], to[n]);
+            if (chunk_[n].total == 0) continue;
+            if (task.partial < 0)
+                add_chunk(i + n, chunk_acc(n), shares[n]);
+            else
+                std::copy(chunk_acc(n), chunk_acc(n) + padded_, kept_sums(i + n));
+        }
+    }
+
+    // Weighted values of what each of N pairs sees: in chunk_acc.
+    template <int N>
+    void weigh_seen(const std::pair<i64, i64> (&seen)[N]) {
+        i64 common_from = 0, common_to = CHUNK;
+        for (int n = 0; n < N; n++) {
+            common_from = std::max(common_from, seen[n].first), common_to = std::min(common_to, seen[n].second);
             std::fill(chunk_acc(n), chunk_acc(n) + padded_, 0.0f);
         }
         // A word of values that one of them sees by half goes to each by itself.
         if (in_pairs_) common_from += common_from & 1, common_to -= common_to & 1;
         if (common_from >= common_to) {
-            for (int n = 0; n < N; n++) weigh<1>(n, from[n], to[n]);
+            for (int n = 0; n < N; n++) weigh<1>(n, seen[n].first, seen[n].second);
             return;
         }
-        for (int n = 0; n < N; n++) weigh<1>(n, from[n], common_from);
+        for (int n = 0; n < N; n++) weigh<1>(n, seen[n].first, common_from);
         weigh<N>(0, common_from, common_to);
-        for (int n = 0; n < N; n++) weigh<1>(n, common_to, to[n]);
+        for (int n = 0; n < N; n++) weigh<1>(n, common_to, seen[n].second);
     }
 
-    // Products of N queries with all keys of the chunk: weights_ holds scores afterwards.
+    // Products of N queries with all keys of the chunk.
     template <int N>
-    void score(const Attention& op, i64 i) {
-        Floats sums[N][CHUNK_VECTORS];
+    void score(i64 i, Floats (&sums)[N][CHUNK_VECTORS]) {
         for (auto& row : sums)
             for (auto& vector : row) vector = zero();
         const u32* query = query_.data() + i * query_stride_;
@@ -328,46 +376,63 @@ class AttentionWorker {
                 }
             }
         }
-        for (int n = 0; n < N; n++)
-            for (int v = 0; v < CHUNK_VECTORS; v++) store(weights(n) + v * LANES, mul(sums[n][v], all(op.scale)));
     }
 
-    // Scores of the places [from, to) to weights relative to the largest; the others get 0. What is summed up is the
-    // weights as values are multiplied with them.
-    void soften(const Attention& op, i64 n, i64 from, i64 to) {
-        float* w = weights(n);
-        if (op.soft_cap > 0)
-            for (i64 j = from; j < to; j++) w[j] = op.soft_cap * std::tanh(w[j] / op.soft_cap);
-        std::fill(w, w + from, NOTHING), std::fill(w + to, w + CHUNK, NOTHING);
-        Floats scores[CHUNK_VECTORS], most = all(NOTHING), sum = zero();
-        for (int v = 0; v < CHUNK_VECTORS; v++) scores[v] = load(w + v * LANES), most = larger(scores[v], most);
-        const float largest = largest_lane(most);
-        for (int v = 0; v < CHUNK_VECTORS; v++) {
-            Floats weight = exp_of_negative(add(scores[v], all(-largest)));
-            if (in_pairs_) {
-                u16* rounded = weight_pairs(n) + v * LANES;
-                store_bf16(rounded, weight);
-                weight = load_bf16(rounded);
-            } else {
-                store(w + v * LANES, weight);
+    // Leave one pair the scores of the places [from, to).
+    void restrict(const Attention& op, i64 from, i64 to, Floats (&scores)[CHUNK_VECTORS]) {
+        alignas(64) float lanes[CHUNK];
+        for (int v = 0; v < CHUNK_VECTORS; v++) store(lanes + v * LANES, scores[v]);
+        if (!is_plain(op))
+            for (i64 j = from; j < to; j++) {
+                const float score = lanes[j] * op.scale;
+                lanes[j] = op.soft_cap > 0 ? op.soft_cap * std::tanh(score / op.soft_cap) : score;
             }
-            sum = add(sum, weight);
+        std::fill(lanes, lanes + from, NOTHING), std::fill(lanes + std::max(from, to), lanes + CHUNK, NOTHING);
+        for (int v = 0; v < CHUNK_VECTORS; v++) scores[v] = load(lanes + v * LANES);
+    }
+
+    // Scores to weights relative to the largest, of N pairs side by side, for each is a chain of its own. What is summed
+    // up is the weights as values are multiplied with them.
+    template <int N>
+    void soften(const Floats (&scores)[N][CHUNK_VECTORS]) {
+        Floats sums[N];
+        for (int n = 0; n < N; n++) {
+            Floats most = all(NOTHING);
+            for (int v = 0; v < CHUNK_VECTORS; v++) most = larger(scores[n][v], most);
+            chunk_[n].largest = largest_lane(most);
         }
-        chunk_[n] = {largest, sum_lanes(sum)};
+        for (int n = 0; n < N; n++) {
+            const Floats least = all(-chunk_[n].largest);
+            sums[n] = zero();
+            for (int v = 0; v < CHUNK_VECTORS; v++) {
+                Floats weight = exp2_of_negative(mul(add(scores[n][v], least), all(exponent_)));
+                if (in_pairs_)
+                    weight = store_rounded(weight_pairs(n) + v * LANES, weight);
+                else
+                    store(weights(n) + v * LANES, weight);
+                sums[n] = add(sums[n], weight);
+            }
+        }
+        for (int n = 0; n < N; n++) chunk_[n].total = sum_lanes(sums[n]);
+    }
+
+    // f(d, number of vectors from d) for all columns of values.
+    template <class F>
+    void each_columns(F f) {
+        for (i64 d = 0; d < padded_; d += 4 * LANES) {
+            switch (std::min<i64>(4, (padded_ - d) / LANES)) {
+                case 1: f(d, std::integral_constant<int, 1>()); break;
+                case 2: f(d, std::integral_constant<int, 2>()); break;
+                case 3: f(d, std::integral_constant<int, 3>()); break;
+                default: f(d, std::integral_constant<int, 4>());
+            }
+        }
     }
 
     // Add the values of the places [from, to), in order, to the sums of N pairs of a tile, from its `first`.
     template <int N>
     void weigh(i64 first, i64 from, i64 to) {
-        if (from >= to) return;
-        for (i64 d = 0; d < padded_; d += 4 * LANES) {
-            switch (std::min<i64>(4, (padded_ - d) / LANES)) {
-                case 1: weigh_columns<N, 1>(first, d, from, to); break;
-                case 2: weigh_columns<N, 2>(first, d, from, to); break;
-                case 3: weigh_columns<N, 3>(first, d, from, to); break;
-                default: weigh_columns<N, 4>(first, d, from, to);
-            }
-        }
+        if (from < to) each_columns([&](i64 d, auto columns) { weigh_columns<N, columns()>(first, d, from, to); });
     }
 
     template <int N, int V>
@@ -375,12 +440,31 @@ class AttentionWorker {
         Floats sums[N][V];
         for (int n = 0; n < N; n++)
             for (int v = 0; v < V; v++) sums[n][v] = load(chunk_acc(first + n) + d + v * LANES);
+        add_places(first, d, from, to, sums);
+        for (int n = 0; n < N; n++)
+            for (int v = 0; v < V; v++) store(chunk_acc(first + n) + d + v * LANES, sums[n][v]);
+    }
+
+    // Columns of the whole chunk's values for N pairs from `i`, joined or kept as they come.
+    template <int N, int V>
+    void weigh_whole(const AttentionTask& task, i64 i, i64 d, const Shares* shares) {
+        Floats sums[N][V];
+        for (auto& row : sums)
+            for (auto& vector : row) vector = zero();
+        add_places(0, d, 0, CHUNK, sums);
+        for (int n = 0; n < N; n++) {
+            float* out = (task.partial < 0 ? acc(i + n) : kept_sums(i + n)) + d;
+            for (int v = 0; v < V; v++, out += LANES)
+                store(out, task.partial < 0 ? blend(load(out), sums[n][v], shares[n]) : sums[n][v]);
+        }
+    }
+
+    template <int N, int V>
+    void add_places(i64 first, i64 d, i64 from, i64 to, Floats (&sums)[N][V]) {
         if (in_pairs_)
             add_value_pairs(first, d, from, to, sums);
         else
             add_values(first, d, from, to, sums);
-        for (int n = 0; n < N; n++)
-            for (int v = 0; v < V; v++) store(chunk_acc(first + n) + d + v * LANES, sums[n][v]);
     }
 
     template <int N, int V>
@@ -442,6 +526,7 @@ class AttentionWorker {
     static constexpr size_t MAX_LISTED = 256;  // repeats may exceed MAX_PAIRS: one query is always taken whole
 
     i64 padded_ = 0, repeats_ = 1, words_ = 0, query_stride_ = 0, pairs_ = 0, group_pairs_ = 1;
+    float exponent_ = 1;  // of 2, for a score of 1
     bool is_shared_ = true, in_pairs_ = false;
     EntryFetcher ahead_;
     std::vector<List> lists_;

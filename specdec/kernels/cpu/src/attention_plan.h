@@ -10,7 +10,7 @@
 namespace specdec {
 
 inline constexpr i64 CHUNK = 64;
-inline constexpr i64 MAX_PAIRS = 96;  // queries times heads of one task
+inline constexpr i64 MAX_PAIRS = 192;  // queries times heads of one task; half as many where tasks are few
 
 // What varies from step to step; the fields are those of `specdec.step.Batch`.
 struct StepRows {
@@ -56,16 +56,15 @@ struct AttentionPlan {
     void build(const StepRows& rows, i64 heads, i64 groups, i64 threads, i64 most_partials) {
         kv_heads = groups, repeats = heads / groups;
         tasks.clear(), folds.clear(), partials = pairs = 0;
-        const i64 tile = std::max<i64>(1, MAX_PAIRS / repeats);
-        i64 tiles = 0;
-        for (i64 b = 0; b < rows.count; b++) tiles += (rows.query_start[b + 1] - rows.query_start[b] + tile - 1) / tile;
+        i64 tile = std::max<i64>(1, MAX_PAIRS / repeats), tiles = count_tiles(rows, tile);
+        if (groups * tiles < 8 * threads) tile = std::max<i64>(1, MAX_PAIRS / 2 / repeats), tiles = count_tiles(rows, tile);
         for (i64 b = 0; b < rows.count; b++) {
             const i64 chunks = (rows.seq_lens[b] + CHUNK - 1) / CHUNK;
             for (i64 q = rows.query_start[b]; q < rows.query_start[b + 1]; q += tile) {
                 const i64 last = std::min<i64>(q + tile, rows.query_start[b + 1]);
                 const i64 results = (last - q) * repeats * chunks;
                 const bool split = threads > 1 && chunks > 1 && groups * tiles < 4 * threads && partials + groups * results <= most_partials;
-                const bool together = tiles >= 4 * threads && (last - q) * heads <= MAX_PAIRS;
+                const bool together = tiles >= 4 * threads && (last - q) * heads <= MAX_PAIRS / 2;
                 const i64 step = together ? groups : 1;
                 for (i64 g = 0; g < groups; g += step)
                     if (split)
@@ -74,9 +73,17 @@ struct AttentionPlan {
                         tasks.push_back({b, g, g + step, q, last, 0, chunks, -1});
             }
         }
+        // The last of a prompt see most of it: what takes longest begins first.
+        if (folds.empty()) std::reverse(tasks.begin(), tasks.end());
     }
 
   private:
+    static i64 count_tiles(const StepRows& rows, i64 tile) {
+        i64 tiles = 0;
+        for (i64 b = 0; b < rows.count; b++) tiles += (rows.query_start[b + 1] - rows.query_start[b] + tile - 1) / tile;
+        return tiles;
+    }
+
     void add_pieces(i64 row, i64 head, i64 first, i64 last, i64 chunks, i64 results, i64 threads) {
         const i64 pieces = std::min(chunks, 4 * threads);
         for (i64 i = 0; i < pieces; i++)

@@ -30,7 +30,8 @@ inline constexpr i64 GROUP = 32;
 inline constexpr i64 Q8_BLOCK = GROUP * PANEL + 2 * PANEL;
 inline constexpr i64 Q4_BLOCK = GROUP * PANEL / 2 + 4 * PANEL;
 
-// How far ahead of its use memory is asked for, in bytes: what a thread can read while the first of it is on its way.
+// How far ahead of its use memory is asked for, in bytes: more than a thread can read while the first of it is on its
+// way. It is asked into the second cache, which waits for more lines at once than the first, and has room for them.
 inline constexpr i64 AHEAD = 16384;
 
 inline i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * step; }
@@ -63,15 +64,37 @@ inline constexpr i64 QUANT_TILE = 2;
 
 inline i64 tile_rows(i64 kind) { return kind == F32 || kind == BF16 ? FLOAT_TILE : QUANT_TILE; }
 
+struct Tile {
+    i64 first, count;  // rows
+    i64 index, tiles;  // which of the block's
+};
+
 template <class F>
 inline void each_tile(i64 kind, i64 first, i64 last, F f) {
     const i64 most = tile_rows(kind), tiles = (last - first + most - 1) / most;
     for (i64 t = 0, m = first; t < tiles; t++) {
         const i64 count = (last - m + tiles - t - 1) / (tiles - t);
-        f(m, count);
+        f(Tile{m, count, t, tiles});
         m += count;
     }
 }
+
+// The weights that a tile asks for while it is multiplied: its part of what lies ahead of its panel, as every tile of a
+// block has the time of its own products for that. The first tile reads the panel as fast as all of them ask for the
+// next, so that they have to be further ahead the more they are.
+struct Fetch {
+    // For each `unit` bytes of a panel of `bytes` at `panel`.
+    Fetch(const u8* panel, i64 bytes, i64 unit, const Tile& tile)
+        : at(panel + AHEAD + bytes * (tile.tiles - 1 + tile.index) / tile.tiles), step((unit + tile.tiles - 1) / tile.tiles) {}
+
+    void advance() {
+        for (i64 i = 0; i < step; i += 64) __builtin_prefetch(at + i, 0, 2);
+        at += step;
+    }
+
+    const u8* at;
+    i64 step;
+};
 
 // The codes of numbers, and their sum; `inverse` turns the largest of them into 127.
 inline i32 to_codes(const float* __restrict x, i64 count, float inverse, i8* __restrict codes) {
@@ -130,9 +153,10 @@ struct Rows {
     // Fill in the rows [first, last) of `rows`.
     void fill(i64 kind, i64 inputs, i64 rows, i64 first, i64 last, const float* x, i64 stride) {
         for (i64 block = first / ROW_BLOCK * ROW_BLOCK; block < last; block += ROW_BLOCK)
-            each_tile(kind, block, std::min(rows, block + ROW_BLOCK), [&](i64 m, i64 count) {
-                for (i64 r = std::max(first, m); r < std::min(last, m + count); r++)
-                    fill_row(kind, inputs, x + r * stride, m, count, r - m);
+            each_tile(kind, block, std::min(rows, block + ROW_BLOCK), [&](const Tile& tile) {
+                const i64 m = tile.first;
+                for (i64 r = std::max(first, m); r < std::min(last, m + tile.count); r++)
+                    fill_row(kind, inputs, x + r * stride, m, tile.count, r - m);
             });
     }
 
@@ -177,45 +201,69 @@ struct Rows {
     }
 };
 
-// One tile: M rows that lie at `x`, P panels from `w` (panel_stride apart) -> acc[M][2 * P] vectors.
+// The sums of a tile: in registers as long as every index is known to the compiler, hence the loops that are unrolled.
+template <int M, int V>
+struct Sums {
+    Floats at[M][V];
+
+    Sums() {
+#pragma GCC unroll 16
+        for (int r = 0; r < M; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) at[r][v] = zero();
+    }
+
+    void copy_to(Floats (&out)[M][V]) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < M; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) out[r][v] = at[r][v];
+    }
+};
+
+// One tile: M rows that lie at `x`, P panels from `w` (panel_stride apart) -> out[M][2 * P] vectors.
 template <int M, int P>
-inline void tile_f32(const u8* w, i64 panel_stride, const u32* x, i64 width, Floats (&acc)[M][2 * P]) {
-    for (i64 i = 0; i < width; i++, x += M) {
+inline void tile_f32(const u8* w, i64 panel_stride, const u32* x, i64 width, Fetch fetch, Floats (&out)[M][2 * P]) {
+    Sums<M, 2 * P> acc;
+    for (i64 i = 0; i < width; i++, x += M, fetch.at += fetch.step) {
         Floats column[2 * P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const float* at = reinterpret_cast<const float*>(w + p * panel_stride) + i * PANEL;
-            __builtin_prefetch(at + AHEAD / 4);
-            __builtin_prefetch(at + AHEAD / 4 + LANES);
+            __builtin_prefetch(fetch.at + p * panel_stride, 0, 2);
+            __builtin_prefetch(fetch.at + p * panel_stride + 64, 0, 2);
             column[2 * p] = load(at), column[2 * p + 1] = load(at + LANES);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < M; r++) {
             const Floats value = all(bits<float>(x[r]));
 #pragma GCC unroll 8
-            for (int v = 0; v < 2 * P; v++) acc[r][v] = fma(column[v], value, acc[r][v]);
+            for (int v = 0; v < 2 * P; v++) acc.at[r][v] = fma(column[v], value, acc.at[r][v]);
         }
     }
+    acc.copy_to(out);
 }
 
 template <int M, int P>
-inline void tile_bf16(const u8* w, i64 panel_stride, const u32* x, i64 width, Floats (&acc)[M][2 * P]) {
-    for (i64 i = 0; i < width; i++, x += M) {
+inline void tile_bf16(const u8* w, i64 panel_stride, const u32* x, i64 width, Fetch fetch, Floats (&out)[M][2 * P]) {
+    Sums<M, 2 * P> acc;
+    for (i64 i = 0; i < width; i++, x += M, fetch.at += fetch.step) {
         Pairs column[2 * P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const u16* at = reinterpret_cast<const u16*>(w + p * panel_stride) + i * 2 * PANEL;
-            __builtin_prefetch(at + AHEAD / 2);
-            __builtin_prefetch(at + AHEAD / 2 + PANEL);
+            __builtin_prefetch(fetch.at + p * panel_stride, 0, 2);
+            __builtin_prefetch(fetch.at + p * panel_stride + 64, 0, 2);
             column[2 * p] = load_pairs(at), column[2 * p + 1] = load_pairs(at + 2 * LANES);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < M; r++) {
             const Pair pair = all_pair(reinterpret_cast<const u16*>(x + r));
 #pragma GCC unroll 8
-            for (int v = 0; v < 2 * P; v++) acc[r][v] = dot_pairs(acc[r][v], column[v], pair);
+            for (int v = 0; v < 2 * P; v++) acc.at[r][v] = dot_pairs(acc.at[r][v], column[v], pair);
         }
     }
+    acc.copy_to(out);
 }
 
 // Add the integer sums of one group for M rows and one panel, codes of 8 bits.
@@ -251,10 +299,11 @@ inline void group_q4(const u8* w, const u32* x, Ints (&sums)[M][2]) {
 }
 
 template <int M>
-inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* start, i64 groups, bool is_new,
-                    Floats (&acc)[M][2]) {
+inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* start, i64 groups, Fetch fetch,
+                    Floats (&out)[M][2]) {
+    Sums<M, 2> acc;
     for (i64 g = 0; g < groups; g++, w += Q8_BLOCK, x += GROUP / 4 * M, scales += M, start += M) {
-        for (int line = 0; is_new && line < 17; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        fetch.advance();
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         Ints sums[M][2];
@@ -265,17 +314,19 @@ inline void tile_q8(const u8* w, const u32* x, const float* scales, const u32* s
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
             const Floats own = all(scales[r]);
-            acc[r][0] = fma(to_floats(sums[r][0]), mul(left, own), acc[r][0]);
-            acc[r][1] = fma(to_floats(sums[r][1]), mul(right, own), acc[r][1]);
+            acc.at[r][0] = fma(to_floats(sums[r][0]), mul(left, own), acc.at[r][0]);
+            acc.at[r][1] = fma(to_floats(sums[r][1]), mul(right, own), acc.at[r][1]);
         }
     }
+    acc.copy_to(out);
 }
 
 template <int M>
-inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* sum, i64 groups, bool is_new,
-                    Floats (&acc)[M][2]) {
+inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* sum, i64 groups, Fetch fetch,
+                    Floats (&out)[M][2]) {
+    Sums<M, 2> acc;
     for (i64 g = 0; g < groups; g++, w += Q4_BLOCK, x += GROUP / 4 * M, scales += M, sum += M) {
-        for (int line = 0; is_new && line < 10; line++) __builtin_prefetch(w + AHEAD / 2 + 64 * line);
+        fetch.advance();
         const u16* scale = reinterpret_cast<const u16*>(w + GROUP * PANEL / 2);
         const Floats left = load_half(scale), right = load_half(scale + LANES);
         const Floats least_left = load_half(scale + PANEL), least_right = load_half(scale + PANEL + LANES);
@@ -286,17 +337,22 @@ inline void tile_q4(const u8* w, const u32* x, const float* scales, const u32* s
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
             const Floats own = all(scales[r]), total = all(bits<float>(sum[r]));
-            acc[r][0] = fma(to_floats(sums[r][0]), mul(left, own), fma(least_left, total, acc[r][0]));
-            acc[r][1] = fma(to_floats(sums[r][1]), mul(right, own), fma(least_right, total, acc[r][1]));
+            acc.at[r][0] = fma(to_floats(sums[r][0]), mul(left, own), fma(least_left, total, acc.at[r][0]));
+            acc.at[r][1] = fma(to_floats(sums[r][1]), mul(right, own), fma(least_right, total, acc.at[r][1]));
         }
     }
+    acc.copy_to(out);
 }
 
 template <int M>
-inline void tile_q8c(const u8* w, const u32* x, const float* scales, const u32* start, i64 width, Floats (&acc)[M][2]) {
+inline void tile_q8c(const u8* w, const u32* x, const float* scales, const u32* start, i64 width, Fetch fetch,
+                     Floats (&acc)[M][2]) {
     Ints sums[M][2];
     for (int r = 0; r < M; r++) sums[r][0] = sums[r][1] = all_ints(bits<i32>(start[r]));
-    for (i64 i = 0; i < width; i += GROUP / 4, w += GROUP * PANEL, x += GROUP / 4 * M) group_q8<M>(w, x, sums);
+    for (i64 i = 0; i < width; i += GROUP / 4, w += GROUP * PANEL, x += GROUP / 4 * M) {
+        fetch.advance();
+        group_q8<M>(w, x, sums);
+    }
     const float* scale = reinterpret_cast<const float*>(w);
     for (int r = 0; r < M; r++) {
         const Floats own = all(scales[r]);
@@ -330,31 +386,34 @@ inline void write_tile(const Product& product, i64 m, i64 panel, Floats (&acc)[M
     }
 }
 
-// `is_new`: the panel was not read just before.
+// The bytes of a panel that are multiplied in one turn of a tile's loop.
+inline i64 unit_bytes(i64 kind) {
+    return kind == F32 || kind == BF16 ? 4 * PANEL : kind == Q8 ? Q8_BLOCK : kind == Q4 ? Q4_BLOCK : GROUP * PANEL;
+}
+
 template <int M, int P>
-inline void product_tile(const Product& product, const Rows& rows, i64 m, i64 panel, bool is_new) {
+inline void product_tile(const Product& product, const Rows& rows, const Tile& tile, i64 panel) {
     Floats acc[M][2 * P];
-    for (auto& row : acc)
-        for (auto& vector : row) vector = zero();
-    const i64 stride = panel_bytes(product.kind, product.inputs);
+    const i64 stride = panel_bytes(product.kind, product.inputs), m = tile.first;
     const i64 width = Rows::width(product.kind, product.inputs), groups = Rows::groups(product.kind, product.inputs);
     const u8* w = product.weights + panel * stride;
     const u32 *x = rows.words.data() + m * width, *sums = rows.sums.data() + m * groups;
     const float* scales = rows.scales.data() + m * groups;
+    const Fetch fetch(w, stride, unit_bytes(product.kind), tile);
     if constexpr (P == 1 && M <= QUANT_TILE) {
-        if (product.kind == Q8) tile_q8<M>(w, x, scales, sums, groups, is_new, acc);
-        if (product.kind == Q4) tile_q4<M>(w, x, scales, sums, groups, is_new, acc);
-        if (product.kind == Q8C) tile_q8c<M>(w, x, scales, sums, width, acc);
+        if (product.kind == Q8) tile_q8<M>(w, x, scales, sums, groups, fetch, acc);
+        if (product.kind == Q4) tile_q4<M>(w, x, scales, sums, groups, fetch, acc);
+        if (product.kind == Q8C) tile_q8c<M>(w, x, scales, sums, width, fetch, acc);
     }
-    if (product.kind == F32) tile_f32<M, P>(w, stride, x, width, acc);
-    if (product.kind == BF16) tile_bf16<M, P>(w, stride, x, width, acc);
+    if (product.kind == F32) tile_f32<M, P>(w, stride, x, width, fetch, acc);
+    if (product.kind == BF16) tile_bf16<M, P>(w, stride, x, width, fetch, acc);
     write_tile<M, P>(product, m, panel, acc);
 }
 
 template <int M>
-inline void product_rows(const Product& product, const Rows& rows, i64 m, i64 count, i64 panel, bool is_new) {
-    if (count == M) return product_tile<M, 1>(product, rows, m, panel, is_new);
-    if constexpr (M > 1) product_rows<M - 1>(product, rows, m, count, panel, is_new);
+inline void product_rows(const Product& product, const Rows& rows, const Tile& tile, i64 panel) {
+    if (tile.count == M) return product_tile<M, 1>(product, rows, tile, panel);
+    if constexpr (M > 1) product_rows<M - 1>(product, rows, tile, panel);
 }
 
 // The share of one thread: every row, panels [first, last).
@@ -362,13 +421,13 @@ inline void multiply(const Product& product, const Rows& rows, i64 num_rows, i64
     const bool is_float = product.kind == F32 || product.kind == BF16;
     // One or two rows have too few sums to keep the multipliers busy: take several panels at once.
     if (is_float && num_rows == 1)
-        for (; first + 4 <= last; first += 4) product_tile<1, 4>(product, rows, 0, first, true);
+        for (; first + 4 <= last; first += 4) product_tile<1, 4>(product, rows, {0, 1, 0, 1}, first);
     if (is_float && num_rows == 2)
-        for (; first + 2 <= last; first += 2) product_tile<2, 2>(product, rows, 0, first, true);
+        for (; first + 4 <= last; first += 4) product_tile<2, 4>(product, rows, {0, 2, 0, 1}, first);
     for (i64 block = 0; block < num_rows; block += ROW_BLOCK)
         for (i64 panel = first; panel < last; panel++)
             each_tile(product.kind, block, std::min(num_rows, block + ROW_BLOCK),
-                      [&](i64 m, i64 count) { product_rows<FLOAT_TILE>(product, rows, m, count, panel, m == block); });
+                      [&](const Tile& tile) { product_rows<FLOAT_TILE>(product, rows, tile, panel); });
 }
 
 // Row `n` of packed weights as floats.

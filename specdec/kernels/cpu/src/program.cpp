@@ -563,7 +563,7 @@ int specdec_read(void* opaque, const u8* memory, i64 bytes, u64* sum) {
             const u64* at = reinterpret_cast<const u64*>(memory);
             u64 sums[8] = {};
             for (i64 i = first; i < last; i++) {
-                __builtin_prefetch(at + 8 * i + 256);
+                __builtin_prefetch(at + 8 * i + AHEAD / 8, 0, 2);
                 for (int j = 0; j < 8; j++) sums[j] ^= at[8 * i + j];
             }
             u64 own = 0;

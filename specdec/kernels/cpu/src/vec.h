@@ -325,30 +325,32 @@ inline Floats dot_pairs(const Floats& acc, const Pairs& w, const Pair& x) {
 }
 #endif
 
-// e^x for x at most 0, with a relative error of about 1e-7; less than 2^-126 counts as 0.
-inline Floats exp_of_negative(Floats x) {
+// 2^x for x at most 0, with a relative error of about 2e-7; less than 2^-126 counts as 0.
+inline Floats exp2_of_negative(Floats x) {
     // The order of the operands lets a NaN through.
-    const Floats bounded = larger(all(-88.0f), x);
-    const Floats power = nearest(mul(bounded, all(1.44269504f)));
-    const Floats rest = fma(power, all(2.12194440e-4f), fma(power, all(-0.693359375f), bounded));
-    Floats sum = all(1.9875691500e-4f);
-    for (const float term : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    const Floats bounded = larger(all(-127.0f), x);
+    const Floats power = nearest(bounded), rest = add(bounded, mul(power, all(-1.0f)));
+    Floats sum = all(1.326472731e-3f);
+    for (const float term : {9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f})
         sum = fma(sum, rest, all(term));
-    sum = fma(mul(sum, rest), rest, add(rest, all(1.0f)));
     return scale_by_power(sum, power);
 }
 
-// 16 numbers as bfloat16, rounded to nearest even.
-inline void store_bf16(u16* p, Floats x) {
+// 16 numbers as bfloat16, rounded to nearest even; -> what they are now.
+inline Floats store_rounded(u16* p, Floats x) {
 #if defined(__AVX512BF16__)
-    const __m256bh rounded = _mm512_cvtneps_pbh(x);
+    const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
     std::memcpy(p, &rounded, sizeof(rounded));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16));
 #else
     float lanes[LANES];
     store(lanes, x);
     for (int i = 0; i < LANES; i++) p[i] = float_to_bf16(lanes[i]);
+    return load_bf16(p);
 #endif
 }
+
+inline void store_bf16(u16* p, Floats x) { store_rounded(p, x); }
 
 inline void to_bf16(const float* x, i64 count, u16* out) {
     i64 i = 0;
