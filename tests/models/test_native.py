@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdec.core.scheduler import ScheduledRow
+from specdec.kernels.cpu.parts import MOST_TOKENS
 from specdec.models.decoder import Decoder
 from specdec.models.loader import open_checkpoint, prepare_model
 from specdec.step.paths import path_moves
@@ -122,3 +123,26 @@ def test_the_states_between_layers_are_those_of_the_calls_one_by_one(tmp_path: P
             assert all(torch.equal(aux[layer], alone_aux[layer]) for layer in aux)
             kept.append((hidden, hidden.clone()))
     assert all(torch.equal(hidden, copy) for hidden, copy in kept), "a later step wrote over a result"
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3_sliding"])
+def test_a_step_of_many_tokens_has_the_bits_of_its_calls_one_by_one(
+    case: str, tmp_path: Path, native: NativeKernels
+) -> None:
+    """It is computed in parts, which may end anywhere in a prompt or a draft; neither may read what is yet to come."""
+    build(CASES[case]()).save_pretrained(tmp_path)
+    decoder = stored(tmp_path, native, STORED[1], threads=2)
+    tree = Draft(tuple(tokens(30, 3)), tuple((node - 1) // 2 if node else -1 for node in range(30)))
+    found = []
+    for forward in (decoder.forward_with_aux, decoder._compute):
+        stepper = Stepper(decoder)
+        rows = [stepper.sequence(tokens(90, seed=i)) for i in range(9)]
+        stepper.step([Span(row, 0, 20 + i) for i, row in enumerate(rows)])
+        spans = [Span(row, 20 + i, 90 - 20 - i, tree if i % 2 else Draft(())) for i, row in enumerate(rows)]
+        batch = stepper.batch(spans)
+        assert batch.num_tokens > 2 * MOST_TOKENS
+        with torch.inference_mode():
+            hidden, aux = forward(batch, stepper.kv, (1, decoder.config.num_layers))
+        found.append((hidden, *aux.values()))
+    assert all(torch.equal(part, alone) for part, alone in zip(*found, strict=True))
+    assert not found[0][0].isnan().any()

@@ -11,6 +11,7 @@ import torch
 
 from specdec.kernels.base import INPUTS, StepInputs
 from specdec.kernels.cpu.library import ARENA, ATTEND, FIXED, INPUT, LINEAR, MAX_INPUTS, Library, Op, Operand, Step
+from specdec.kernels.cpu.parts import split_step
 
 
 @dataclass(frozen=True)
@@ -186,13 +187,16 @@ class RecordedProgram:
     def __call__(self, inputs: StepInputs) -> list[torch.Tensor]:
         """The results of a step, [T, ...] each, in memory of their own."""
         assert inputs[0] is not None
-        num_tokens = len(inputs[0])
+        results = [torch.empty((len(inputs[0]), *shape), dtype=dtype) for shape, dtype in self._forms]
+        for part, own in split_step(inputs):
+            self._run(part.stop - part.start, (*own, *(result[part] for result in results)))
+        return results
+
+    def _run(self, num_tokens: int, inputs: StepInputs) -> None:
         needed = num_tokens * self._row_bytes + 64
         if self._arena.numel() < needed:
             self._arena = torch.empty(needed, dtype=torch.uint8)
-        results = [torch.empty((num_tokens, *shape), dtype=dtype) for shape, dtype in self._forms]
         step = Step(num_tokens)
-        fill_inputs(step, (*inputs, *results))
+        fill_inputs(step, inputs)
         step.arena = self._arena.data_ptr() + -self._arena.data_ptr() % 64
         self._library.run(self._ops, step)
-        return results
