@@ -103,14 +103,14 @@ class AttentionWorker {
 
     // Scores are the products of queries and keys as they are, unless there is more to do with them than to scale them.
     static bool is_plain(const Attention& op) { return op.soft_cap == 0 && op.scale > 0; }
-    static float exponent(const Attention& op) { return 1.44269504f * (is_plain(op) ? op.scale : 1.0f); }
+    static float exponent(const Attention& op) { return LOG2_E * (is_plain(op) ? op.scale : 1.0f); }
 
     // Join chunks to N pairs from `i`: only their numbers.
     template <int N>
     void join_all(i64 i, const Partial* chunks, Shares* shares) {
         float smaller[LANES] = {};
         for (int n = 0; n < N; n++) smaller[n] = gap(state_[i + n], chunks[n]) * exponent_;
-        store(smaller, exp2_of_negative(load(smaller)));
+        store(smaller, exp2_up_to_128(load(smaller)));
         for (int n = 0; n < N; n++) shares[n] = join(state_[i + n], chunks[n], smaller[n]);
     }
 
@@ -405,7 +405,7 @@ class AttentionWorker {
             const Floats least = all(-chunk_[n].largest);
             sums[n] = zero();
             for (int v = 0; v < CHUNK_VECTORS; v++) {
-                Floats weight = exp2_of_negative(mul(add(scores[n][v], least), all(exponent_)));
+                Floats weight = exp2_up_to_128(mul(add(scores[n][v], least), all(exponent_)));
                 if (in_pairs_)
                     weight = store_rounded(weight_pairs(n) + v * LANES, weight);
                 else

@@ -435,7 +435,7 @@ void* specdec_open(i64 threads) {
 
 void specdec_close(void* context) { delete static_cast<Context*>(context); }
 
-// 0, or 1 if memory ran out.
+// 0; 1 if memory ran out, 2 if anything else went wrong.
 int specdec_run(void* opaque, const Op* ops, i64 count, const Step* step) {
     auto& context = *static_cast<Context*>(opaque);
     return guarded([&] {

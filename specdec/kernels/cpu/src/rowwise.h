@@ -32,19 +32,31 @@ inline void rotate(const float* x, const float* cos, const float* sin, i64 heads
     }
 }
 
-inline float silu(float x) { return x / (1.0f + exp_float(-x)); }
+// x / (1 + 2^-y)
+inline Floats sigmoid_times(Floats x, Floats y) {
+    const Floats bounded = larger(all(-128.0f), y);
+    return divide(x, add(all(1.0f), exp2_up_to_128(mul(bounded, all(-1.0f)))));
+}
 
-// gelu in its tanh form: x * (1 + tanh(z)) / 2 = x / (1 + e^(-2z)).
-inline float gelu_tanh(float x) {
-    const float z = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + exp_float(-2.0f * z));
+inline Floats silu(Floats x) { return sigmoid_times(x, mul(x, all(LOG2_E))); }
+
+// gelu in its tanh form: x * (1 + tanh(z)) / 2 = x / (1 + e^(-2z)), z = 0.798 (x + 0.0447 x^3)
+inline Floats gelu_tanh(Floats x) {
+    constexpr float factor = 2.0f * LOG2_E * 0.7978845608f;
+    return sigmoid_times(x, mul(x, fma(mul(x, x), all(factor * 0.044715f), all(factor))));
 }
 
 inline void gate(const float* x, i64 size, bool is_silu, float* out) {
-    if (is_silu)
-        for (i64 i = 0; i < size; i++) out[i] = silu(x[i]) * x[size + i];
-    else
-        for (i64 i = 0; i < size; i++) out[i] = gelu_tanh(x[i]) * x[size + i];
+    const auto lanes = [&](const float* gates, const float* values, float* to) {
+        store(to, mul(is_silu ? silu(load(gates)) : gelu_tanh(load(gates)), load(values)));
+    };
+    i64 i = 0;
+    for (; i + LANES <= size; i += LANES) lanes(x + i, x + size + i, out + i);
+    if (i == size) return;
+    float gates[LANES] = {}, values[LANES] = {};
+    std::copy(x + i, x + size, gates), std::copy(x + size + i, x + 2 * size, values);
+    lanes(gates, values, gates);
+    std::copy(gates, gates + size - i, out + i);
 }
 
 // How keys and values lie in the cache. An int8 entry is followed by its scale, a float.

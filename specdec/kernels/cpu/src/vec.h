@@ -24,6 +24,7 @@ using i64 = std::int64_t;
 using u64 = std::uint64_t;
 
 inline constexpr int LANES = 16;
+inline constexpr float LOG2_E = 1.44269504f;
 
 // Where a product of bytes takes many instructions, code that repeats it eightfold takes minutes to compile.
 #if defined(__AVX2__) || defined(__AVX512F__)
@@ -63,25 +64,6 @@ inline i32 halves(i8 low, i8 high) {
     return static_cast<i32>((static_cast<u32>(low) & 0xffff) | static_cast<u32>(high) << 16);
 }
 
-// e^x with a relative error of about 1e-7, 0 below -87.3; without branches and inlined so that loops of it vectorise.
-[[gnu::always_inline]] inline float exp_float(float x) {
-    const float clamped = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
-    const float shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to an integer in the low bits
-    const i32 power = bits<i32>(shifted) - bits<i32>(12582912.0f);
-    const float whole = shifted - 12582912.0f;
-    const float rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    float sum = 1.9875691500e-4f;
-    sum = sum * rest + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
-    const float scale = bits<float>((power / 2 + 127) << 23) * bits<float>((power - power / 2 + 127) << 23);
-    const float result = sum * scale;
-    return x != x ? x : (x < -87.3f ? 0.0f : (x > 88.7f ? bits<float>(0x7f800000u) : result));
-}
-
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
 using Floats = __m512;
@@ -97,6 +79,7 @@ inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats nearest(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // a * 2^n for whole n; what is too small for a float becomes 0 at the latest.
@@ -182,6 +165,7 @@ inline Floats fma(Floats x, Floats y, Floats z) {
 }
 inline Floats mul(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Floats divide(Floats x, Floats y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline Floats larger(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline Floats nearest(Floats x) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -266,6 +250,7 @@ inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
 }
 inline Floats mul(const Floats& a, const Floats& b) { return a * b; }
 inline Floats add(const Floats& a, const Floats& b) { return a + b; }
+inline Floats divide(const Floats& a, const Floats& b) { return a / b; }
 inline Floats larger(const Floats& a, const Floats& b) { return a > b ? a : b; }
 inline Floats nearest(const Floats& a) { return (a + 12582912.0f) - 12582912.0f; }
 inline Floats scale_by_power(const Floats& a, const Floats& n) {
@@ -325,8 +310,8 @@ inline Floats dot_pairs(const Floats& acc, const Pairs& w, const Pair& x) {
 }
 #endif
 
-// 2^x for x at most 0, with a relative error of about 2e-7; less than 2^-126 counts as 0.
-inline Floats exp2_of_negative(Floats x) {
+// 2^x for x at most 128, where it is infinite; the relative error is about 2e-7, and less than 2^-126 counts as 0.
+inline Floats exp2_up_to_128(Floats x) {
     // The order of the operands lets a NaN through.
     const Floats bounded = larger(all(-127.0f), x);
     const Floats power = nearest(bounded), rest = add(bounded, mul(power, all(-1.0f)));
