@@ -10,6 +10,7 @@ It reads no clock: seconds come from the step's record.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -21,6 +22,10 @@ from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
 
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Turns go by its multiples: of an irrational number no period of steps, texts or batches leaves anybody out."""
+PLAIN_GAP = 16
+"""Steps without a plain one after which one may be taken although drafting promises more; the credit makes them more."""
 PROBE_GAP = 4
 """Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
 FOLLOWS_FOR = 16
@@ -87,9 +92,24 @@ class Controller:
         self._step += 1
         self.beliefs.tick()
         self._pending.clear()
-        self._plan = Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
+        self._plan = self._plain_plan(num_sequences, rows)
         for _ in range(num_sequences):
             self._tallies.chose(PLAIN, 0, False)
+
+    def _plain_plan(self, num_sequences: int, rows: int) -> Plan:
+        return Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
+
+    def _takes_plain_step(self, plan: Plan, rows: int) -> bool:
+        """Whether to look again at what a plain step takes, instead of drafting: what drafts save is counted in such
+        steps, and where drafts are always chosen there are none. Only in a step that computes nothing else."""
+        count = len(plan.options)
+        if rows != count or not any(plan.options) or self.cost.unseen_for(rows) < PLAIN_GAP:
+            return False
+        lost = max(0.0, self.cost.seconds(rows) - plan.seconds * count / plan.tokens)
+        if not self.budget.affords(PLAIN, lost):
+            return False
+        self.budget.probed(PLAIN, lost)
+        return True
 
     def _may_hint(self, member: str, seconds: float) -> bool:
         return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
@@ -101,9 +121,12 @@ class Controller:
         self._pending.clear()
         usable = [member for member in self.members if not self.budget.is_off(member.name)]
         plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
+        is_plain = self._takes_plain_step(plan, rows)
+        if is_plain:
+            plan = self._plain_plan(len(candidates), rows)
         self._plan = plan
         choices = [self._take(each, option) for each, option in zip(candidates, plan.options, strict=True)]
-        probe = self._probe(candidates, plan, rows)
+        probe = None if is_plain else self._probe(candidates, plan, rows)
         if probe is not None:
             choices[probe[0]] = probe[1]
         if self._stateful:
@@ -138,10 +161,11 @@ class Controller:
 
     def _probe(self, candidates: Many[Candidate], plan: Plan, rows: int) -> tuple[int, Choice] | None:
         """One sequence and member of this step that go against the plan, if that is due and can be paid for."""
-        index, turn = self._step % len(candidates), self._step // len(candidates) % max(1, len(self.members))
         if not self.members:
             return None
-        candidate, member, planned = candidates[index], self.members[turn], plan.options[index]
+        turn = int(self._step * GOLDEN % 1 * len(candidates) * len(self.members))
+        index, number = turn % len(candidates), turn // len(candidates)
+        candidate, member, planned = candidates[index], self.members[number], plan.options[index]
         last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
         if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
             return None
@@ -235,12 +259,17 @@ class Controller:
     def verified(self, outcomes: Iterable[Outcome], rows: int, seconds: float, propose: float, is_pure: bool) -> None:
         """A step of so many rows was verified in `seconds`, after drafting for `propose` of them.
 
-        `is_pure`: it computed nothing but candidates' rows and their drafts, so that its time tells of T(M).
+        `is_pure`: it computed nothing but candidates' rows and their drafts, so that its time tells of T(M). Of another
+        step, what these rows alone would have taken counts as time spent decoding.
         """
         judged = list(outcomes)
         if is_pure:
             self.cost.observe(rows, seconds)
+        elif judged:
+            seconds = min(seconds, self.cost.seconds(sum(1 + each.nodes for each in judged)))
+        if is_pure or judged:
             self.budget.elapsed(seconds + propose, self.cost.seconds(1))
+        if is_pure:
             if self._plan is not None:
                 tokens = len(judged) + sum(each.accepted for each in judged)
                 plain = self.cost.seconds(rows - sum(each.nodes for each in judged))

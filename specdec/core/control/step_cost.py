@@ -1,8 +1,10 @@
 """T(M): what a step of M rows takes on this machine. Measured at start-up, and corrected by every step since.
 
 Two things correct it. One factor for all sizes follows what hits them alike: longer contexts, another clock rate, work
-outside the model. One factor for each measured size follows what does not, such as attention over a long context. Both
-move slowly and by bounded steps, so that a step in which the machine did something else counts for little.
+outside the model. One factor for each measured size follows what does not, such as attention over a long context or a
+measurement that went wrong; a size that no step had yet takes it from its neighbours. A size of which little or nothing
+was seen lately believes what it sees; one that is seen all the time moves slowly. Steps count as bounded errors, so that
+one in which the machine did something else counts for little.
 """
 
 from __future__ import annotations
@@ -10,11 +12,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import pairwise
 
 LARGEST_ERROR = 0.3
-"""How far one step may seem to be off, as a logarithm."""
+"""How much longer than expected one step may seem to have taken, as a logarithm."""
+LARGEST_GAIN = 1.0
+"""The same for shorter: whatever else a machine does only adds to a time, so this is the expectation's error."""
 COMMON_RATE = 0.1
 OWN_RATE = 0.03
+FADE = 0.997
+"""What a visit of a size is still worth after one more step, of whatever size."""
 WARM_UP = 10
 """Steps that only move the common factor: what the measurement left out is nobody's own."""
 STALE = 0.01
@@ -43,6 +50,10 @@ class StepCost:
         self.sizes = sorted(points)
         self._base = isotonic([points[size] for size in self.sizes])
         self._own = [0.0] * len(self.sizes)
+        self._visits = [0.0] * len(self.sizes)
+        """Discounted counts of the steps that each size has learned from."""
+        self._seen = [0] * len(self.sizes)
+        """How many steps had been observed when one was of this size."""
         self._common = 0.0
         self._num_observed = 0
         self._fit()
@@ -61,15 +72,27 @@ class StepCost:
         if rows <= 0 or seconds <= 0:
             return
         error = math.log(seconds / self.seconds(rows))
-        error = max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
+        error = max(-LARGEST_GAIN, min(LARGEST_ERROR, error))
         self._num_observed += 1
         self._common += error * max(COMMON_RATE, 1 / (1 + self._num_observed))
         self._factor = math.exp(self._common)
+        nearest, unseen = self._nearest(rows), self.unseen_for(rows)
+        self._seen[nearest] = self._num_observed
         if self._num_observed > WARM_UP:
-            nearest = self._nearest(rows)
-            self._own[nearest] += OWN_RATE * error
-            if abs(self._own[nearest] - self._fitted[nearest]) > STALE:
-                self._fit()
+            self._learn(nearest, error, unseen)
+
+    def unseen_for(self, rows: int) -> int:
+        """Steps since one of about so many rows was observed."""
+        return self._num_observed - self._seen[self._nearest(rows)]
+
+    def _learn(self, size: int, error: float, unseen: int) -> None:
+        """Correct a size's own factor, which no step of that size had touched for `unseen` steps."""
+        if not self._visits[size]:
+            self._own[size] = self._fitted[size]
+        self._visits[size] = 1 + self._visits[size] * FADE**unseen
+        self._own[size] += error * max(OWN_RATE, 1 / (1 + self._visits[size]))
+        if abs(self._own[size] - self._fitted[size]) > STALE:
+            self._fit()
 
     def points(self) -> dict[int, float]:
         """T at the measured sizes, as it is known now."""
@@ -80,13 +103,24 @@ class StepCost:
         return right - (right > 0 and rows - self.sizes[right - 1] < self.sizes[right] - rows)
 
     def _fit(self) -> None:
-        """Fix the curve's shape: the measured one with each size's own factor, not decreasing."""
-        self._fitted = list(self._own)
+        """Fix the curve's shape: the measured one with each size's factor, not decreasing."""
+        self._fitted = self._factors()
         self._curve: list[float] = []
-        for base, own in zip(self._base, self._own, strict=True):
+        for base, own in zip(self._base, self._fitted, strict=True):
             self._curve.append(max(base * math.exp(own), self._curve[-1] if self._curve else 0.0))
         self._cache: dict[int, float] = {}
         self._factor = math.exp(self._common)
+
+    def _factors(self) -> list[float]:
+        """Each size's own factor, as a logarithm; one that was never visited lies between those that were."""
+        visited = [index for index, visits in enumerate(self._visits) if visits]
+        if not visited:
+            return list(self._own)
+        found = [self._own[visited[0]]] * visited[0]
+        for left, right in pairwise(visited):
+            step = (self._own[right] - self._own[left]) / (right - left)
+            found += [self._own[left] + step * further for further in range(right - left)]
+        return found + [self._own[visited[-1]]] * (len(self.sizes) - visited[-1])
 
     def _between(self, rows: int) -> float:
         sizes, curve = self.sizes, self._curve
