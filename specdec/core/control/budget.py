@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specdec.core.control.types import PLAIN
-
 PROBE_SHARE = 0.006
 """Of the time spent decoding, what probes may lose."""
 LOSS_SHARE = 0.004
@@ -24,8 +22,6 @@ GRANT = 0.4
 """Plain steps that an account begins with: enough for a few failures, since few prove nothing."""
 FIRST_CREDIT = 0.1
 """The same for probes."""
-FIRST_PLAIN = 1.0
-"""The same for plain steps: enough for one, which loses less than it takes."""
 MOST_SAVED = 6.0
 """Plain steps that an account may hold."""
 DEEPEST = -2.0
@@ -42,11 +38,12 @@ class Budget:
         self._share = 1 / max(1, len(names))
         self.accounts = dict.fromkeys(names, GRANT * plain)
         self.credits = dict.fromkeys(names, FIRST_CREDIT * plain)
-        """For probes, and under `PLAIN` for plain steps."""
-        self.credits[PLAIN] = FIRST_PLAIN * plain
+        """For probes."""
+        self.plain_credit = 0.0
+        """Of plain steps; below 0 while one is being paid for."""
         self.spent = 0.0
         """What probes have lost."""
-        self._wanted = dict.fromkeys(self.credits, 0.0)
+        self._wanted = dict.fromkeys(names, 0.0)
 
     def is_off(self, member: str) -> bool:
         """Whether a member's account is overdrawn."""
@@ -57,23 +54,30 @@ class Budget:
         own = self._share * seconds
         for member in self.accounts:
             self.add(member, LOSS_SHARE * own, plain)
-            self._credit(member, PROBE_SHARE * own, plain)
-        self._credit(PLAIN, PLAIN_SHARE * seconds, plain)
-
-    def _credit(self, member: str, seconds: float, plain: float) -> None:
-        most = max(MOST_CREDIT * plain, self._wanted[member])
-        self.credits[member] = min(most, self.credits[member] + seconds)
+            most = max(MOST_CREDIT * plain, self._wanted[member])
+            self.credits[member] = min(most, self.credits[member] + PROBE_SHARE * own)
+        self.plain_credit = min(0.0, self.plain_credit + PLAIN_SHARE * seconds)
 
     def add(self, member: str, seconds: float, plain: float) -> None:
         """A member saved so many seconds, or lost them if negative."""
         self.accounts[member] = min(MOST_SAVED * plain, max(DEEPEST * plain, self.accounts[member] + seconds))
 
     def affords(self, member: str, seconds: float) -> bool:
-        """Whether a probe of a member may lose so much, or a plain step."""
+        """Whether a probe of a member may lose so much."""
         self._wanted[member] = max(seconds, 0.99 * self._wanted[member])
         return seconds <= self.credits[member]
 
     def probed(self, member: str, seconds: float) -> None:
-        """A probe lost so much, or a plain step."""
+        """A probe lost so much."""
         self.credits[member] -= seconds
+        self.spent += seconds
+
+    @property
+    def affords_plain_step(self) -> bool:
+        """Whether earlier plain steps have been paid for; one loses at most what it takes."""
+        return self.plain_credit >= 0
+
+    def took_plain_step(self, seconds: float) -> None:
+        """A plain step went against the plan, which lost so much."""
+        self.plain_credit -= seconds
         self.spent += seconds

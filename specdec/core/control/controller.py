@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
-from specdec.core.control.beliefs import Beliefs
+from specdec.core.control.beliefs import Beliefs, Ladder
 from specdec.core.control.budget import Budget
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.plan import Plan, make_plan
@@ -26,6 +26,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 """Turns go by its multiples: of an irrational number no period of steps, texts or batches leaves anybody out."""
 PLAIN_GAP = 16
 """Steps without a plain one after which one may be taken although drafting promises more; the credit makes them more."""
+LONGER_GAP = 256
+"""Steps without one of so many rows after which a longer draft than planned may look at what they take."""
 PROBE_GAP = 4
 """Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
 FOLLOWS_FOR = 16
@@ -61,6 +63,8 @@ class Controller:
         self._tallies = Tallies([member.name for member in self.members])
         self._pending: dict[Hashable, _Pending] = {}
         self._plan: Plan | None = None
+        self._forgone: float | None = None
+        """Seconds a token that were promised, where a plain step was taken instead."""
         self._step = 0
         self._hint_seconds = dict.fromkeys(self.beliefs.members, 0.0)
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
@@ -102,14 +106,8 @@ class Controller:
     def _takes_plain_step(self, plan: Plan, rows: int) -> bool:
         """Whether to look again at what a plain step takes, instead of drafting: what drafts save is counted in such
         steps, and where drafts are always chosen there are none. Only in a step that computes nothing else."""
-        count = len(plan.options)
-        if rows != count or not any(plan.options) or self.cost.unseen_for(rows) < PLAIN_GAP:
-            return False
-        lost = max(0.0, self.cost.seconds(rows) - plan.seconds * count / plan.tokens)
-        if not self.budget.affords(PLAIN, lost):
-            return False
-        self.budget.probed(PLAIN, lost)
-        return True
+        is_due = rows == len(plan.options) and self.cost.unseen_for(rows) >= PLAIN_GAP
+        return is_due and any(plan.options) and self.budget.affords_plain_step
 
     def _may_hint(self, member: str, seconds: float) -> bool:
         return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
@@ -122,6 +120,7 @@ class Controller:
         usable = [member for member in self.members if not self.budget.is_off(member.name)]
         plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
         is_plain = self._takes_plain_step(plan, rows)
+        self._forgone = plan.seconds / plan.tokens if is_plain else None
         if is_plain:
             plan = self._plain_plan(len(candidates), rows)
         self._plan = plan
@@ -166,21 +165,38 @@ class Controller:
         turn = int(self._step * GOLDEN % 1 * len(candidates) * len(self.members))
         index, number = turn % len(candidates), turn // len(candidates)
         candidate, member, planned = candidates[index], self.members[number], plan.options[index]
-        last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
-        if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
-            return None
         ladder = self.beliefs.ladder(candidate, member)
         if ladder is None:
             return None
-        length = ladder.limit if member.is_tree else 1
-        added = round(ladder.nodes) if member.is_tree else 1
-        option = ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
+        is_longer = planned is not None and planned.member is member
+        option = self._longer(ladder, plan, index, rows) if is_longer else self._other(ladder, candidate, rows)
+        if option is None:
+            return None
         forgone = 0.0 if planned is None else max(0.0, self._saving(planned.gain, len(candidates)) - planned.seconds)
-        if not self.budget.affords(member.name, option.seconds + forgone):
+        promised = self._saving(option.gain, len(candidates)) if is_longer else 0.0
+        if not self.budget.affords(member.name, max(0.0, option.seconds + forgone - promised)):
             return None
         self._pending.pop(candidate.key, None)
         self._expect(candidate, option, is_probe=True, forgone=forgone)
-        return index, Choice(member.name, length, is_probe=True)
+        return index, Choice(member.name, option.length, is_probe=True)
+
+    def _other(self, ladder: Ladder, candidate: Candidate, rows: int) -> Option | None:
+        """The least of a member that the plan leaves out, if it was not asked just now."""
+        last = self.beliefs.known(candidate.key).asked.get(ladder.member.name, -PROBE_GAP)
+        if self._step - last < PROBE_GAP:
+            return None
+        length, added = (ladder.limit, round(ladder.nodes)) if ladder.member.is_tree else (1, 1)
+        return ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
+
+    def _longer(self, ladder: Ladder, plan: Plan, index: int, rows: int) -> Option | None:
+        """A draft of up to twice the length that the plan has, where no step was of so many rows for long."""
+        planned = plan.options[index]
+        assert planned is not None
+        length = min(2 * planned.length, ladder.num_steps)
+        rows += round(sum(each.rows for other, each in enumerate(plan.options) if each is not None and other != index))
+        if ladder.member.is_tree or length <= planned.length or self.cost.unseen_for(rows + length) < LONGER_GAP:
+            return None
+        return ladder.option(length, self.cost.seconds(rows + length) - self.cost.seconds(rows))
 
     def _saving(self, accepted: float, num_sequences: int) -> float:
         """Seconds in which plain decoding would commit so many tokens."""
@@ -274,11 +290,14 @@ class Controller:
                 tokens = len(judged) + sum(each.accepted for each in judged)
                 plain = self.cost.seconds(rows - sum(each.nodes for each in judged))
                 self._tallies.stepped(tokens, seconds + propose, plain, self._plan)
+        if self._forgone is not None:
+            lost = self.cost.seconds(len(judged)) - self._forgone * len(judged)
+            self.budget.took_plain_step(max(0.0, lost))
         for each in judged:
             pending = self._pending.pop(each.key, None)
             if pending is not None:
                 self._judge(pending, each, rows, len(judged))
-        self._plan = None
+        self._plan = self._forgone = None
 
     def _judge(self, pending: _Pending, outcome: Outcome, rows: int, num_sequences: int) -> None:
         option, name = pending.option, pending.option.member.name

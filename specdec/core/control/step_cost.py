@@ -16,7 +16,7 @@ from itertools import pairwise
 
 LARGEST_ERROR = 0.3
 """How much longer than expected one step may seem to have taken, as a logarithm."""
-LARGEST_GAIN = 1.0
+LARGEST_GAIN = 3.0
 """The same for shorter: whatever else a machine does only adds to a time, so this is the expectation's error."""
 COMMON_RATE = 0.1
 OWN_RATE = 0.03
@@ -24,20 +24,23 @@ FADE = 0.997
 """What a visit of a size is still worth after one more step, of whatever size."""
 WARM_UP = 10
 """Steps that only move the common factor: what the measurement left out is nobody's own."""
+UNVISITED = 0.1
+"""What a size that no step had weighs beside a visit."""
 STALE = 0.01
 """A change of a size's own factor that is worth computing the curve anew."""
 
 
-def isotonic(values: list[float]) -> list[float]:
-    """The non-decreasing list nearest to `values` in squares (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        total, count = value, 1
-        while pools and pools[-1][0] / pools[-1][1] >= total / count:
-            earlier, size = pools.pop()
-            total, count = total + earlier, count + size
-        pools.append((total, count))
-    return [total / count for total, count in pools for _ in range(count)]
+def isotonic(values: list[float], weights: list[float]) -> list[float]:
+    """The non-decreasing list nearest to `values` in weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        mean, count = value, 1
+        while pools and pools[-1][0] >= mean:
+            earlier, other, size = pools.pop()
+            mean = (mean * weight + earlier * other) / (weight + other)
+            weight, count = weight + other, count + size
+        pools.append((mean, weight, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
 
 
 class StepCost:
@@ -48,12 +51,14 @@ class StepCost:
         assert points
         assert min(points.values()) > 0
         self.sizes = sorted(points)
-        self._base = isotonic([points[size] for size in self.sizes])
+        self._base = isotonic([points[size] for size in self.sizes], [1.0] * len(self.sizes))
         self._own = [0.0] * len(self.sizes)
         self._visits = [0.0] * len(self.sizes)
         """Discounted counts of the steps that each size has learned from."""
-        self._seen = [0] * len(self.sizes)
-        """How many steps had been observed when one was of this size."""
+        self._learned = [0] * len(self.sizes)
+        """How many steps had been observed when each size learned last."""
+        self._seen: dict[int, int] = {}
+        """The same by any number of rows."""
         self._common = 0.0
         self._num_observed = 0
         self._fit()
@@ -76,38 +81,48 @@ class StepCost:
         self._num_observed += 1
         self._common += error * max(COMMON_RATE, 1 / (1 + self._num_observed))
         self._factor = math.exp(self._common)
-        nearest, unseen = self._nearest(rows), self.unseen_for(rows)
-        self._seen[nearest] = self._num_observed
+        self._seen[rows] = self._num_observed
         if self._num_observed > WARM_UP:
-            self._learn(nearest, error, unseen)
+            shares = self._shares(rows)
+            total = sum(share * share for share in shares.values())
+            changed = [self._learn(size, share, error * share / total) for size, share in shares.items()]
+            if max(changed) > STALE:
+                self._fit()
 
     def unseen_for(self, rows: int) -> int:
-        """Steps since one of about so many rows was observed."""
-        return self._num_observed - self._seen[self._nearest(rows)]
+        """Steps since one of so many rows was observed."""
+        return self._num_observed - self._seen.get(rows, 0)
 
-    def _learn(self, size: int, error: float, unseen: int) -> None:
-        """Correct a size's own factor, which no step of that size had touched for `unseen` steps."""
+    def _learn(self, size: int, share: float, error: float) -> float:
+        """Correct a size's own factor; how far it is now from the curve's. What seems too short is believed sooner."""
         if not self._visits[size]:
             self._own[size] = self._fitted[size]
-        self._visits[size] = 1 + self._visits[size] * FADE**unseen
-        self._own[size] += error * max(OWN_RATE, 1 / (1 + self._visits[size]))
-        if abs(self._own[size] - self._fitted[size]) > STALE:
-            self._fit()
+        unseen = self._num_observed - self._learned[size]
+        visits = self._visits[size] = share + self._visits[size] * FADE**unseen
+        self._learned[size] = self._num_observed
+        self._own[size] += error * max(OWN_RATE, share / (visits if error < 0 else 1 + visits))
+        return abs(self._own[size] - self._fitted[size])
 
     def points(self) -> dict[int, float]:
         """T at the measured sizes, as it is known now."""
         return {size: self.seconds(size) for size in self.sizes}
 
-    def _nearest(self, rows: int) -> int:
-        right = min(bisect_left(self.sizes, rows), len(self.sizes) - 1)
-        return right - (right > 0 and rows - self.sizes[right - 1] < self.sizes[right] - rows)
+    def _shares(self, rows: int) -> dict[int, float]:
+        """The measured sizes that T(rows) comes from, by index, and what each weighs in it."""
+        right = bisect_left(self.sizes, rows)
+        if right == len(self.sizes):
+            return {right - 1: 1.0}
+        if right == 0 or self.sizes[right] == rows:
+            return {right: 1.0}
+        share = (rows - self.sizes[right - 1]) / (self.sizes[right] - self.sizes[right - 1])
+        return {right - 1: 1 - share, right: share}
 
     def _fit(self) -> None:
-        """Fix the curve's shape: the measured one with each size's factor, not decreasing."""
+        """Fix the curve's shape: the measured one with each size's factor, not decreasing. What was seen more counts
+        for more."""
         self._fitted = self._factors()
-        self._curve: list[float] = []
-        for base, own in zip(self._base, self._fitted, strict=True):
-            self._curve.append(max(base * math.exp(own), self._curve[-1] if self._curve else 0.0))
+        times = [base * math.exp(own) for base, own in zip(self._base, self._fitted, strict=True)]
+        self._curve = isotonic(times, [UNVISITED + visits for visits in self._visits])
         self._cache: dict[int, float] = {}
         self._factor = math.exp(self._common)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from itertools import pairwise
+from operator import mul
 
 import pytest
 from hypothesis import given
@@ -23,9 +24,10 @@ SECONDS = st.floats(1e-6, 10.0)
 
 @given(st.lists(SECONDS, min_size=1, max_size=12))
 def test_isotonic_rises_and_keeps_the_mean(values: list[float]) -> None:
-    fitted = isotonic(values)
+    weights = [1.0 + i % 3 for i in range(len(values))]
+    fitted = isotonic(values, weights)
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(fitted))
-    assert sum(fitted) == pytest.approx(sum(values))
+    assert sum(map(mul, fitted, weights)) == pytest.approx(sum(map(mul, values, weights)))
     if values == sorted(values):
         assert fitted == pytest.approx(values)
 
