@@ -97,8 +97,8 @@ def model(salt: int = 0) -> ScriptedModel:
 def auto_engine(
     target: ScriptedModel, proposers: dict[str, Proposer], k: int = 8, clock: Clock | None = None
 ) -> Engine:
-    """An engine whose `auto` chooses among these instances. Without a clock to go by time stands still and rows are free,
-    so that whether drafting pays is no matter of how fast the machine just is."""
+    """An engine whose `auto` chooses among these instances. Without a clock to go by time stands still and rows are
+    free, so that whether drafting pays is no matter of how fast the machine just is."""
     entries = [SpeculativeConfig("auto", k, {"proposers": list(proposers)})]
     entries += [SpeculativeConfig(name, k) for name in proposers]
     config = EngineConfig(

@@ -96,7 +96,7 @@ class Controller:
         self._step += 1
         self.beliefs.tick()
         self._pending.clear()
-        self._plan = self._plain_plan(num_sequences, rows)
+        self._plan, self._forgone = self._plain_plan(num_sequences, rows), None
         for _ in range(num_sequences):
             self._tallies.chose(PLAIN, 0, False)
 
