@@ -4,8 +4,8 @@ Estimates may be wrong, and an adversary may make them so. Therefore each propos
 drafts saved comes in, up to a limit, and what they cost goes out. Below zero it is switched off until the trickle, a
 small share of the time that was spent decoding, has paid for it. Probes, which go against the estimates, are paid from
 another such share, in equal parts for all proposers: a cheap one is looked at often and a dear one rarely, and neither
-at the other's cost. A third share pays for plain steps where drafting is all that is done, since what it is judged by is
-what a plain step takes. So what all of it loses is at most the grants and these three shares.
+at the other's cost. A third share pays for plain steps where drafting is all that is done, since what it is judged by
+is what a plain step takes. So what all of it loses is at most the grants and these three shares.
 """
 
 from __future__ import annotations

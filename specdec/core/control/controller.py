@@ -10,26 +10,18 @@ It reads no clock: seconds come from the step's record.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
-from specdec.core.control.beliefs import Beliefs, Ladder
+from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
 from specdec.core.control.explanation import Explanation, Tallies
+from specdec.core.control.looks import Looks
 from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
 
-GOLDEN = (math.sqrt(5) - 1) / 2
-"""Turns go by its multiples: of an irrational number no period of steps, texts or batches leaves anybody out."""
-PLAIN_GAP = 16
-"""Steps without a plain one after which one may be taken although drafting promises more; the credit makes them more."""
-LONGER_GAP = 256
-"""Steps without one of so many rows after which a longer draft than planned may look at what they take."""
-PROBE_GAP = 4
-"""Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
 FOLLOWS_FOR = 16
 """Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
 ATTENTIVE = 32
@@ -60,6 +52,7 @@ class Controller:
         self.beliefs = Beliefs(members)
         self.members = tuple(self.beliefs.members.values())
         self.budget = Budget(self.beliefs.members, cost.seconds(1))
+        self._looks = Looks(self.members, self.beliefs, cost, self.budget)
         self._tallies = Tallies([member.name for member in self.members])
         self._pending: dict[Hashable, _Pending] = {}
         self._plan: Plan | None = None
@@ -103,12 +96,6 @@ class Controller:
     def _plain_plan(self, num_sequences: int, rows: int) -> Plan:
         return Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
 
-    def _takes_plain_step(self, plan: Plan, rows: int) -> bool:
-        """Whether to look again at what a plain step takes, instead of drafting: what drafts save is counted in such
-        steps, and where drafts are always chosen there are none. Only in a step that computes nothing else."""
-        is_due = rows == len(plan.options) and self.cost.unseen_for(rows) >= PLAIN_GAP
-        return is_due and any(plan.options) and self.budget.affords_plain_step
-
     def _may_hint(self, member: str, seconds: float) -> bool:
         return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
 
@@ -119,15 +106,16 @@ class Controller:
         self._pending.clear()
         usable = [member for member in self.members if not self.budget.is_off(member.name)]
         plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
-        is_plain = self._takes_plain_step(plan, rows)
+        is_plain = self._looks.wants_plain_step(plan, rows)
         self._forgone = plan.seconds / plan.tokens if is_plain else None
         if is_plain:
             plan = self._plain_plan(len(candidates), rows)
         self._plan = plan
         choices = [self._take(each, option) for each, option in zip(candidates, plan.options, strict=True)]
-        probe = None if is_plain else self._probe(candidates, plan, rows)
+        probe = None if is_plain else self._looks.probe(candidates, plan, rows, self._step)
         if probe is not None:
-            choices[probe[0]] = probe[1]
+            self._expect(candidates[probe.index], probe.option, is_probe=True, forgone=probe.forgone)
+            choices[probe.index] = Choice(probe.option.member.name, probe.option.length, is_probe=True)
         if self._stateful:
             choices = [
                 replace(choice, followers=self._followers(each, choice.proposer))
@@ -157,50 +145,6 @@ class Controller:
     def _expect(self, candidate: Candidate, option: Option, is_probe: bool, forgone: float) -> None:
         self._pending[candidate.key] = _Pending(option, candidate, is_probe, forgone)
         self.beliefs.known(candidate.key).asked[option.member.name] = self._step
-
-    def _probe(self, candidates: Many[Candidate], plan: Plan, rows: int) -> tuple[int, Choice] | None:
-        """One sequence and member of this step that go against the plan, if that is due and can be paid for."""
-        if not self.members:
-            return None
-        turn = int(self._step * GOLDEN % 1 * len(candidates) * len(self.members))
-        index, number = turn % len(candidates), turn // len(candidates)
-        candidate, member, planned = candidates[index], self.members[number], plan.options[index]
-        ladder = self.beliefs.ladder(candidate, member)
-        if ladder is None:
-            return None
-        is_longer = planned is not None and planned.member is member
-        option = self._longer(ladder, plan, index, rows) if is_longer else self._other(ladder, candidate, rows)
-        if option is None:
-            return None
-        forgone = 0.0 if planned is None else max(0.0, self._saving(planned.gain, len(candidates)) - planned.seconds)
-        promised = self._saving(option.gain, len(candidates)) if is_longer else 0.0
-        if not self.budget.affords(member.name, max(0.0, option.seconds + forgone - promised)):
-            return None
-        self._pending.pop(candidate.key, None)
-        self._expect(candidate, option, is_probe=True, forgone=forgone)
-        return index, Choice(member.name, option.length, is_probe=True)
-
-    def _other(self, ladder: Ladder, candidate: Candidate, rows: int) -> Option | None:
-        """The least of a member that the plan leaves out, if it was not asked just now."""
-        last = self.beliefs.known(candidate.key).asked.get(ladder.member.name, -PROBE_GAP)
-        if self._step - last < PROBE_GAP:
-            return None
-        length, added = (ladder.limit, round(ladder.nodes)) if ladder.member.is_tree else (1, 1)
-        return ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
-
-    def _longer(self, ladder: Ladder, plan: Plan, index: int, rows: int) -> Option | None:
-        """A draft of up to twice the length that the plan has, where no step was of so many rows for long."""
-        planned = plan.options[index]
-        assert planned is not None
-        length = min(2 * planned.length, ladder.num_steps)
-        rows += round(sum(each.rows for other, each in enumerate(plan.options) if each is not None and other != index))
-        if ladder.member.is_tree or length <= planned.length or self.cost.unseen_for(rows + length) < LONGER_GAP:
-            return None
-        return ladder.option(length, self.cost.seconds(rows + length) - self.cost.seconds(rows))
-
-    def _saving(self, accepted: float, num_sequences: int) -> float:
-        """Seconds in which plain decoding would commit so many tokens."""
-        return accepted * self.cost.seconds(num_sequences) / num_sequences
 
     def _followers(self, candidate: Candidate, proposer: str) -> tuple[str, ...]:
         """Members with state that were asked for a sequence's draft a short while ago, or are new to it, and are not
@@ -285,11 +229,10 @@ class Controller:
             seconds = min(seconds, self.cost.seconds(sum(1 + each.nodes for each in judged)))
         if is_pure or judged:
             self.budget.elapsed(seconds + propose, self.cost.seconds(1))
-        if is_pure:
-            if self._plan is not None:
-                tokens = len(judged) + sum(each.accepted for each in judged)
-                plain = self.cost.seconds(rows - sum(each.nodes for each in judged))
-                self._tallies.stepped(tokens, seconds + propose, plain, self._plan)
+        if is_pure and self._plan is not None:
+            tokens = len(judged) + sum(each.accepted for each in judged)
+            plain = self.cost.seconds(rows - sum(each.nodes for each in judged))
+            self._tallies.stepped(tokens, seconds + propose, plain, self._plan)
         if self._forgone is not None:
             lost = self.cost.seconds(len(judged)) - self._forgone * len(judged)
             self.budget.took_plain_step(max(0.0, lost))
@@ -308,7 +251,7 @@ class Controller:
             self._tallies.verified(name, outcome.depth, outcome.accepted)
         without = self.cost.seconds(rows - outcome.nodes)
         lost = self.cost.seconds(rows) - without + pending.drafting
-        saved = self._saving(outcome.accepted, max(1, num_sequences)) - lost
+        saved = self.cost.plain_seconds(outcome.accepted, num_sequences) - lost
         if pending.is_probe:
             self.budget.probed(name, max(0.0, pending.forgone - saved))
         if not pending.is_probe or saved > 0:

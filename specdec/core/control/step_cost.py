@@ -3,8 +3,8 @@
 Two things correct it. One factor for all sizes follows what hits them alike: longer contexts, another clock rate, work
 outside the model. One factor for each measured size follows what does not, such as attention over a long context or a
 measurement that went wrong; a size that no step had yet takes it from its neighbours. A size of which little or nothing
-was seen lately believes what it sees; one that is seen all the time moves slowly. Steps count as bounded errors, so that
-one in which the machine did something else counts for little.
+was seen lately believes what it sees; one that is seen all the time moves slowly. Steps count as bounded errors, so
+that one in which the machine did something else counts for little.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class StepCost:
         if relative is None:
             relative = self._cache[rows] = self._between(rows)
         return relative * self._factor
+
+    def plain_seconds(self, tokens: float, num_sequences: int) -> float:
+        """In which plain decoding of so many sequences together, one or more, commits so many tokens."""
+        return tokens * self.seconds(num_sequences) / num_sequences
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""

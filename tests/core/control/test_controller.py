@@ -140,7 +140,11 @@ def test_any_sequence_may_be_the_one_that_is_looked_at(batch: int) -> None:
     machine = Machine({"a": Script(always(0.0)), "b": Script(always(0.0))}, batch=batch)
     controller, seen = machine.controller(), set()
     for _ in range(2000):
-        choices = controller.choose([Candidate(row, 100, 15) for row in range(batch)], batch)
+        names = controller.wanted_hints(batch)
+        for name in names:
+            controller.hinted(name, [(row, 100) for row in range(batch)], 0.0)
+        hints = dict.fromkeys(names, 1)
+        choices = controller.choose([Candidate(row, 100, 15, hints=hints) for row in range(batch)], batch)
         seen |= {(row, choice.proposer) for row, choice in enumerate(choices) if choice.is_probe}
         drafted = [(row, choice.proposer, choice.length) for row, choice in enumerate(choices) if choice.length]
         for row, proposer, length in drafted:
