@@ -185,3 +185,12 @@ def test_the_rows_of_a_tree_are_paid_for() -> None:
         cost = StepCost({1: 1.0, 64: 1.0 + 63 * slope})
         (option,) = make_plan([Candidate("s", 9, 8)], [tree], Beliefs([tree]), cost, 1).options
         assert (option is not None) == drafts
+
+
+def test_of_a_step_with_prompts_only_its_decoding_counts() -> None:
+    """However long the prompts in it took."""
+    controller = Controller([COPY], StepCost(CURVE))
+    controller.choose([Candidate("s", 50, 8)], 500)
+    before = controller.budget.credits["copy"]
+    controller.verified([Outcome("s", 0, 0, 0)], 500, 100 * STEP, 0.0, False)
+    assert before < controller.budget.credits["copy"] <= before + 0.01 * STEP
