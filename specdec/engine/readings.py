@@ -30,7 +30,11 @@ def readings(explanation: Explanation) -> list[Reading]:
         _counter("draft_seconds", "Seconds that proposers took to draft.", drafting, "proposer"),
         _counter("hint_seconds", "Seconds that hints took.", {(): explanation.hint_seconds}),
         _counter("follow_seconds", "Seconds of following without drafting.", {(): explanation.follow_seconds}),
-        _counter("probe_loss_seconds", "Seconds that probes lost.", {(): explanation.probe_loss_seconds}),
+        _counter(
+            "probe_loss_seconds",
+            "Seconds that probes and plain steps for comparison lost.",
+            {(): explanation.probe_loss_seconds},
+        ),
         _counter("decode_tokens", "Tokens of steps that only decoded.", {(): explanation.num_tokens}),
         _counter("decode_seconds", "Seconds of these steps.", {(): explanation.seconds}),
         _counter("expected_tokens", "Tokens that the choices promised.", {(): explanation.expected_tokens}),

@@ -14,7 +14,8 @@ def read_clock() -> float:
 
 
 class _Timed(AbstractContextManager[None]):
-    """Adds the time of a `with` block to an entry of `times`. A step enters several, so it is no generator."""
+    """Adds the time of a `with` block to an entry of `times`: none where the clock went back. A step enters several, so
+    it is no generator."""
 
     def __init__(self, clock: Callable[[], float], times: dict[str, float], name: str) -> None:
         self._clock, self._times, self._name = clock, times, name
@@ -23,7 +24,7 @@ class _Timed(AbstractContextManager[None]):
         self._start = self._clock()
 
     def __exit__(self, *_: object) -> None:
-        self._times[self._name] = self._times.get(self._name, 0.0) + self._clock() - self._start
+        self._times[self._name] = self._times.get(self._name, 0.0) + max(0.0, self._clock() - self._start)
 
 
 @dataclass

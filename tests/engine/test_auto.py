@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.control.chance import Chance
 from specdec.core.control.controller import Controller
-from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import Choice
 from specdec.core.sequence import Sequence
 from specdec.engine import Engine, TargetFacts
@@ -98,8 +97,8 @@ def model(salt: int = 0) -> ScriptedModel:
 def auto_engine(
     target: ScriptedModel, proposers: dict[str, Proposer], k: int = 8, clock: Clock | None = None
 ) -> Engine:
-    """An engine whose `auto` chooses among these instances. Without a clock to go by its rows are free, so that whether
-    drafting pays is no matter of how fast the machine just is."""
+    """An engine whose `auto` chooses among these instances. Without a clock to go by time stands still and rows are
+    free, so that whether drafting pays is no matter of how fast the machine just is."""
     entries = [SpeculativeConfig("auto", k, {"proposers": list(proposers)})]
     entries += [SpeculativeConfig(name, k) for name in proposers]
     config = EngineConfig(
@@ -107,12 +106,7 @@ def auto_engine(
         speculative=tuple(entries),
     )  # fmt: skip
     facts = TargetFacts(target.vocab_size, target.max_model_len)
-    if clock is not None:
-        return assemble(config, target, facts, proposers=proposers, clock=clock)
-    engine = assemble(config, target, facts, proposers=proposers)
-    assert isinstance(engine.speculation.controller, Controller)
-    engine.speculation.controller.cost = StepCost({1: 1.0, 64: 1.0})
-    return engine
+    return assemble(config, target, facts, proposers=proposers, clock=clock or Clock())
 
 
 def by_chance(engine: Engine, seed: int = 0) -> Engine:

@@ -4,7 +4,8 @@ Estimates may be wrong, and an adversary may make them so. Therefore each propos
 drafts saved comes in, up to a limit, and what they cost goes out. Below zero it is switched off until the trickle, a
 small share of the time that was spent decoding, has paid for it. Probes, which go against the estimates, are paid from
 another such share, in equal parts for all proposers: a cheap one is looked at often and a dear one rarely, and neither
-at the other's cost. So what all of it loses is at most the grants and these two shares.
+at the other's cost. A third share pays for plain steps where drafting is all that is done, since what it is judged by
+is what a plain step takes. So what all of it loses is at most the grants and these three shares.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ PROBE_SHARE = 0.006
 """Of the time spent decoding, what probes may lose."""
 LOSS_SHARE = 0.004
 """The same for all accounts together."""
+PLAIN_SHARE = 0.003
+"""The same for plain steps that go against the plan."""
 GRANT = 0.4
 """Plain steps that an account begins with: enough for a few failures, since few prove nothing."""
 FIRST_CREDIT = 0.1
@@ -36,6 +39,8 @@ class Budget:
         self.accounts = dict.fromkeys(names, GRANT * plain)
         self.credits = dict.fromkeys(names, FIRST_CREDIT * plain)
         """For probes."""
+        self.plain_credit = 0.0
+        """Of plain steps; below 0 while one is being paid for."""
         self.spent = 0.0
         """What probes have lost."""
         self._wanted = dict.fromkeys(names, 0.0)
@@ -51,6 +56,7 @@ class Budget:
             self.add(member, LOSS_SHARE * own, plain)
             most = max(MOST_CREDIT * plain, self._wanted[member])
             self.credits[member] = min(most, self.credits[member] + PROBE_SHARE * own)
+        self.plain_credit = min(0.0, self.plain_credit + PLAIN_SHARE * seconds)
 
     def add(self, member: str, seconds: float, plain: float) -> None:
         """A member saved so many seconds, or lost them if negative."""
@@ -64,4 +70,14 @@ class Budget:
     def probed(self, member: str, seconds: float) -> None:
         """A probe lost so much."""
         self.credits[member] -= seconds
+        self.spent += seconds
+
+    @property
+    def affords_plain_step(self) -> bool:
+        """Whether earlier plain steps have been paid for; one loses at most what it takes."""
+        return self.plain_credit >= 0
+
+    def took_plain_step(self, seconds: float) -> None:
+        """A plain step went against the plan, which lost so much."""
+        self.plain_credit -= seconds
         self.spent += seconds

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
 from specdec.core.control.explanation import Explanation, Tallies
+from specdec.core.control.looks import Looks
 from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
 
-PROBE_GAP = 4
-"""Steps between two looks at the same proposer for the same sequence, at least; the credit makes them more."""
 FOLLOWS_FOR = 16
 """Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
 ATTENTIVE = 32
@@ -53,9 +52,12 @@ class Controller:
         self.beliefs = Beliefs(members)
         self.members = tuple(self.beliefs.members.values())
         self.budget = Budget(self.beliefs.members, cost.seconds(1))
+        self._looks = Looks(self.members, self.beliefs, cost, self.budget)
         self._tallies = Tallies([member.name for member in self.members])
         self._pending: dict[Hashable, _Pending] = {}
         self._plan: Plan | None = None
+        self._forgone: float | None = None
+        """Seconds a token that were promised, where a plain step was taken instead."""
         self._step = 0
         self._hint_seconds = dict.fromkeys(self.beliefs.members, 0.0)
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
@@ -87,9 +89,12 @@ class Controller:
         self._step += 1
         self.beliefs.tick()
         self._pending.clear()
-        self._plan = Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
+        self._plan, self._forgone = self._plain_plan(num_sequences, rows), None
         for _ in range(num_sequences):
             self._tallies.chose(PLAIN, 0, False)
+
+    def _plain_plan(self, num_sequences: int, rows: int) -> Plan:
+        return Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
 
     def _may_hint(self, member: str, seconds: float) -> bool:
         return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
@@ -101,11 +106,16 @@ class Controller:
         self._pending.clear()
         usable = [member for member in self.members if not self.budget.is_off(member.name)]
         plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
+        is_plain = self._looks.wants_plain_step(plan, rows)
+        self._forgone = plan.seconds / plan.tokens if is_plain else None
+        if is_plain:
+            plan = self._plain_plan(len(candidates), rows)
         self._plan = plan
         choices = [self._take(each, option) for each, option in zip(candidates, plan.options, strict=True)]
-        probe = self._probe(candidates, plan, rows)
+        probe = None if is_plain else self._looks.probe(candidates, plan, rows, self._step)
         if probe is not None:
-            choices[probe[0]] = probe[1]
+            self._expect(candidates[probe.index], probe.option, is_probe=True, forgone=probe.forgone)
+            choices[probe.index] = Choice(probe.option.member.name, probe.option.length, is_probe=True)
         if self._stateful:
             choices = [
                 replace(choice, followers=self._followers(each, choice.proposer))
@@ -135,32 +145,6 @@ class Controller:
     def _expect(self, candidate: Candidate, option: Option, is_probe: bool, forgone: float) -> None:
         self._pending[candidate.key] = _Pending(option, candidate, is_probe, forgone)
         self.beliefs.known(candidate.key).asked[option.member.name] = self._step
-
-    def _probe(self, candidates: Many[Candidate], plan: Plan, rows: int) -> tuple[int, Choice] | None:
-        """One sequence and member of this step that go against the plan, if that is due and can be paid for."""
-        index, turn = self._step % len(candidates), self._step // len(candidates) % max(1, len(self.members))
-        if not self.members:
-            return None
-        candidate, member, planned = candidates[index], self.members[turn], plan.options[index]
-        last = self.beliefs.known(candidate.key).asked.get(member.name, -PROBE_GAP)
-        if self._step - last < PROBE_GAP or (planned is not None and planned.member is member):
-            return None
-        ladder = self.beliefs.ladder(candidate, member)
-        if ladder is None:
-            return None
-        length = ladder.limit if member.is_tree else 1
-        added = round(ladder.nodes) if member.is_tree else 1
-        option = ladder.option(length, self.cost.seconds(rows + added) - self.cost.seconds(rows))
-        forgone = 0.0 if planned is None else max(0.0, self._saving(planned.gain, len(candidates)) - planned.seconds)
-        if not self.budget.affords(member.name, option.seconds + forgone):
-            return None
-        self._pending.pop(candidate.key, None)
-        self._expect(candidate, option, is_probe=True, forgone=forgone)
-        return index, Choice(member.name, length, is_probe=True)
-
-    def _saving(self, accepted: float, num_sequences: int) -> float:
-        """Seconds in which plain decoding would commit so many tokens."""
-        return accepted * self.cost.seconds(num_sequences) / num_sequences
 
     def _followers(self, candidate: Candidate, proposer: str) -> tuple[str, ...]:
         """Members with state that were asked for a sequence's draft a short while ago, or are new to it, and are not
@@ -235,21 +219,28 @@ class Controller:
     def verified(self, outcomes: Iterable[Outcome], rows: int, seconds: float, propose: float, is_pure: bool) -> None:
         """A step of so many rows was verified in `seconds`, after drafting for `propose` of them.
 
-        `is_pure`: it computed nothing but candidates' rows and their drafts, so that its time tells of T(M).
+        `is_pure`: it computed nothing but candidates' rows and their drafts, so that its time tells of T(M). Of another
+        step, what these rows alone would have taken counts as time spent decoding.
         """
         judged = list(outcomes)
         if is_pure:
             self.cost.observe(rows, seconds)
+        elif judged:
+            seconds = min(seconds, self.cost.seconds(sum(1 + each.nodes for each in judged)))
+        if is_pure or judged:
             self.budget.elapsed(seconds + propose, self.cost.seconds(1))
-            if self._plan is not None:
-                tokens = len(judged) + sum(each.accepted for each in judged)
-                plain = self.cost.seconds(rows - sum(each.nodes for each in judged))
-                self._tallies.stepped(tokens, seconds + propose, plain, self._plan)
+        if is_pure and self._plan is not None:
+            tokens = len(judged) + sum(each.accepted for each in judged)
+            plain = self.cost.seconds(rows - sum(each.nodes for each in judged))
+            self._tallies.stepped(tokens, seconds + propose, plain, self._plan)
+        if self._forgone is not None:
+            lost = self.cost.seconds(len(judged)) - self._forgone * len(judged)
+            self.budget.took_plain_step(max(0.0, lost))
         for each in judged:
             pending = self._pending.pop(each.key, None)
             if pending is not None:
                 self._judge(pending, each, rows, len(judged))
-        self._plan = None
+        self._plan = self._forgone = None
 
     def _judge(self, pending: _Pending, outcome: Outcome, rows: int, num_sequences: int) -> None:
         option, name = pending.option, pending.option.member.name
@@ -260,7 +251,7 @@ class Controller:
             self._tallies.verified(name, outcome.depth, outcome.accepted)
         without = self.cost.seconds(rows - outcome.nodes)
         lost = self.cost.seconds(rows) - without + pending.drafting
-        saved = self._saving(outcome.accepted, max(1, num_sequences)) - lost
+        saved = self.cost.plain_seconds(outcome.accepted, num_sequences) - lost
         if pending.is_probe:
             self.budget.probed(name, max(0.0, pending.forgone - saved))
         if not pending.is_probe or saved > 0:

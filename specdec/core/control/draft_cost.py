@@ -26,7 +26,7 @@ class DraftCost:
 
     def observe(self, length: int, seconds: float) -> float:
         """A draft took so long; what of it is believed."""
-        expected = self.seconds(length)
+        seconds, expected = max(0.0, seconds), self.seconds(length)
         if self.num_observed and expected > 0:
             seconds = min(seconds, TOLERANCE * expected)
         self.num_observed += 1

@@ -54,6 +54,7 @@ class Explanation:
     hint_seconds: float
     follow_seconds: float
     probe_loss_seconds: float
+    """What probes lost, and plain steps that were taken to see what they take."""
 
     @property
     def num_choices(self) -> int:

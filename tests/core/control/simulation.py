@@ -7,7 +7,7 @@ of the step's number and of a counter-based uniform, so every run is the same.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from specdec.core.control.controller import Controller
@@ -50,21 +50,28 @@ class Machine:
     noise: Callable[[int], float] = lambda step: 1.0
     """A factor on what a step takes."""
     batch: int = 1
+    prompt_rows: int = 0
+    """Rows of prompts that every step computes as well."""
     seed: int = 0
     clock: float = 0.0
     tokens: int = 0
     spent: dict[str, float] = field(default_factory=dict)
 
-    def controller(self) -> Controller:
+    def controller(self, measured: Mapping[int, float] | None = None) -> Controller:
+        """One that measured the machine's T(M), or `measured` instead."""
         members = [
             Member(name, each.length, each.nodes or each.length, bool(each.nodes), each.has_kv)
             for name, each in self.scripts.items()
         ]
-        controller = Controller(members, StepCost({size: self.step_seconds(size) for size in SIZES}))
+        controller = Controller(members, StepCost(measured or self.curve()))
         for name, each in self.scripts.items():
             hinting = 0.0 if each.hint is None else each.hinting
             controller.calibrated(name, each.length, each.fixed + each.each * each.length, hinting)
         return controller
+
+    def curve(self, factor: Callable[[int], float] = lambda rows: 1.0) -> dict[int, float]:
+        """T(M) at the sizes that are measured, each off by a factor."""
+        return {size: self.step_seconds(size) * factor(size) for size in SIZES}
 
     def run(self, controller: Controller, steps: int, start: int = 0, keys: str = "") -> float:
         """Tokens a second over `steps` steps of the batch."""
@@ -84,7 +91,7 @@ class Machine:
         for row in range(self.batch):
             hints = {name: hint(step) for name in wanted if (hint := self.scripts[name].hint) is not None}
             candidates.append(Candidate((keys, row), 100 + step, 63, 63, hints=hints))
-        choices = controller.choose(candidates, self.batch)
+        choices = controller.choose(candidates, self.batch + self.prompt_rows)
         made: dict[str, list[tuple[object, int, int]]] = {}
         outcomes = []
         for candidate, choice in zip(candidates, choices, strict=True):
@@ -101,9 +108,9 @@ class Machine:
             controller.drafted(name, drafts, seconds)
             self.spent[name] = self.spent.get(name, 0.0) + seconds
             drafting += seconds
-        rows = self.batch + sum(outcome.nodes for outcome in outcomes)
+        rows = self.batch + self.prompt_rows + sum(outcome.nodes for outcome in outcomes)
         seconds = self.step_seconds(rows) * self.noise(step)
-        controller.verified(outcomes, rows, seconds, drafting, is_pure=True)
+        controller.verified(outcomes, rows, seconds, drafting, is_pure=not self.prompt_rows)
         self.clock += seconds + drafting
         self.tokens += self.batch + sum(outcome.accepted for outcome in outcomes)
 
@@ -120,7 +127,7 @@ class Machine:
 
     def plain(self) -> float:
         """Tokens a second without drafts."""
-        return self.batch / self.step_seconds(self.batch)
+        return self.batch / self.step_seconds(self.batch + self.prompt_rows)
 
     def oracle(self, steps: range) -> float:
         """Tokens a second of who knows every acceptance rate and cost, and takes the best of all choices each step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from itertools import pairwise
+from operator import mul
 
 import pytest
 from hypothesis import given
@@ -23,9 +24,10 @@ SECONDS = st.floats(1e-6, 10.0)
 
 @given(st.lists(SECONDS, min_size=1, max_size=12))
 def test_isotonic_rises_and_keeps_the_mean(values: list[float]) -> None:
-    fitted = isotonic(values)
+    weights = [1.0 + i % 3 for i in range(len(values))]
+    fitted = isotonic(values, weights)
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(fitted))
-    assert sum(fitted) == pytest.approx(sum(values))
+    assert sum(map(mul, fitted, weights)) == pytest.approx(sum(map(mul, values, weights)))
     if values == sorted(values):
         assert fitted == pytest.approx(values)
 
@@ -157,3 +159,49 @@ def test_expectations_are_products_of_conditional_rates() -> None:
     assert ladder.num_steps == 3
     assert ladder.gains[:3] == pytest.approx([PRIOR, PRIOR + PRIOR**2, PRIOR + PRIOR**2 + PRIOR**3])
     assert math.isclose(ladder.shares[2], 1.0)
+
+
+def test_one_step_that_took_far_too_long_hardly_moves_a_size() -> None:
+    cost = StepCost({1: 4.0, 5: 5.0, 8: 8.0})
+    for _ in range(50):
+        cost.observe(1, 4.0)
+        cost.observe(5, 5.0)
+    cost.observe(5, 5000.0)
+    assert cost.seconds(5) == pytest.approx(5.0, rel=0.05)
+    assert cost.seconds(1) == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.3, 2.0])
+def test_a_size_that_is_seldom_seen_believes_what_it_sees(factor: float) -> None:
+    """One step in fifty is of one row, which was measured wrongly; all others are as they were measured."""
+    cost = StepCost({1: 4.0 / factor, 5: 5.0, 8: 8.0} if factor < 1 else {1: 2.0, 5: 5.0, 8: 8.0})
+    for step in range(600):
+        cost.observe(*((1, 4.0) if step % 50 == 20 else (5, 5.0) if step % 2 else (8, 8.0)))
+    assert cost.seconds(1) == pytest.approx(4.0, rel=0.1)
+    assert cost.seconds(5) == pytest.approx(5.0, rel=0.1)
+    assert cost.seconds(8) == pytest.approx(8.0, rel=0.1)
+
+
+def test_a_size_that_was_never_seen_is_as_wrong_as_its_neighbours() -> None:
+    cost = StepCost({1: 4.0, 2: 12.0, 8: 24.0})
+    for step in range(200):
+        cost.observe(*((1, 4.0) if step % 2 else (2, 4.0)))
+    assert cost.seconds(8) == pytest.approx(8.0, rel=0.1)
+
+
+def test_steps_between_two_sizes_tell_of_both() -> None:
+    """Rows that were never measured alone: four, between three and five, and five."""
+    cost = StepCost({3: 4.0, 5: 4.0})
+    for step in range(400):
+        cost.observe(*((4, 5.0) if step % 2 else (5, 6.0)))
+    assert cost.seconds(4) == pytest.approx(5.0, rel=0.03)
+    assert cost.seconds(5) == pytest.approx(6.0, rel=0.03)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(-5.0, 5.0)), max_size=40))
+def test_no_clock_makes_a_draft_cost_negative(observed: list[tuple[int, float]]) -> None:
+    cost = DraftCost()
+    for length, seconds in observed:
+        assert cost.observe(length, seconds) >= 0
+        assert cost.base >= -1e-12
+        assert cost.slope >= 0
