@@ -86,15 +86,16 @@ def test_two_engines_of_loaded_models_in_two_threads(folder: Path, monkeypatch: 
 
     expected = answer(models.engine(config))
     is_recording, others_are_done = Event(), Event()
-    compute_logits, this_thread = models.model.compute_logits, current_thread()
+    embed, this_thread = models.model.embed, current_thread()
 
-    def held(hidden: torch.Tensor) -> torch.Tensor:
+    def held(token_ids: torch.Tensor) -> torch.Tensor:
+        hidden = embed(token_ids)
         if current_thread() is not this_thread and not is_recording.is_set():
             is_recording.set()
             assert others_are_done.wait(60)
-        return compute_logits(hidden)
+        return hidden
 
-    monkeypatch.setattr(models.model, "compute_logits", held)
+    monkeypatch.setattr(models.model, "embed", held)
     first, second = models.engine(config), models.engine(config)
     with ThreadPoolExecutor(1) as other:
         answered = other.submit(answer, first)
