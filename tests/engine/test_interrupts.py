@@ -14,6 +14,7 @@ import pytest
 
 import specdec
 from specdec.engine import Engine
+from specdec.engine.change import Change
 from specdec.types import RequestOutput, SamplingParams
 from tests.toys import (
     EOS,
@@ -156,3 +157,21 @@ def test_the_interrupted_requests_copy_blocks_and_are_preempted(monkeypatch: pyt
     play(engine, Interrupts())
     assert copied
     assert engine.scheduler.num_preemptions
+
+
+def test_a_recovery_that_is_cut_off_is_made_up_for_by_the_next_change() -> None:
+    cut_off, recovered = iter([True]), []
+
+    def recover() -> None:
+        if next(cut_off, False):
+            raise KeyboardInterrupt
+        recovered.append(True)
+
+    change = Change(recover)
+    with pytest.raises(KeyboardInterrupt), change:
+        raise ValueError
+    assert recovered == []
+    with change:
+        assert recovered == [True]
+    with change:
+        assert recovered == [True]
