@@ -358,6 +358,11 @@ class SpeculationStats:
     def acceptance_rate(self) -> float:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
+    def copy(self) -> SpeculationStats:
+        """The same counts, which do not change with these."""
+        counts = self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens
+        return SpeculationStats(*counts, [*self.accepted_per_position])
+
     def record(self, num_draft_tokens: int, num_accepted: int) -> None:
         """Count one verified draft."""
         if not num_draft_tokens:

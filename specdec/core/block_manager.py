@@ -118,9 +118,10 @@ class BlockManager:
         for i in range(sequence.num_hashed_blocks, full):
             known, own = self._by_hash.get(hashes[i]), sequence.block_table[i]
             if known is None:
-                self._by_hash[hashes[i]] = own
-                self._hashes[own] = hashes[i]
+                # In this order: `restart` relies on the parent of every block that has a hash.
                 self._parents[hashes[i]] = hashes[i - 1] if i else self._root(sequence)
+                self._hashes[own] = hashes[i]
+                self._by_hash[hashes[i]] = own
             elif known != own:
                 self._take(known)
                 self._release(own)
@@ -159,6 +160,26 @@ class BlockManager:
         self._parents.clear()
         return True
 
+    def restart(self) -> None:
+        """Nobody holds a block any more; what is registered stays cached.
+
+        All is derived from the blocks' hashes and their parents, so the rest may be in any state: an interrupt may have
+        left it halfway. Which block was used last is forgotten.
+        """
+        registered = {hash_: block for block, hash_ in enumerate(self._hashes) if hash_ is not None}
+        roots_first: dict[bytes, None] = {}
+        for leaf in registered:
+            path, hash_ = [], leaf
+            while hash_ in registered and hash_ not in roots_first:
+                path.append(hash_)
+                hash_ = self._parents[hash_]
+            roots_first.update(dict.fromkeys(reversed(path)))
+        self._ref_counts = [0] * self.num_blocks
+        self._by_hash = registered
+        self._parents = {hash_: self._parents[hash_] for hash_ in registered}
+        self._cached = OrderedDict((registered[hash_], None) for hash_ in reversed(roots_first))
+        self._free = deque(block for block, hash_ in enumerate(self._hashes) if hash_ is None)
+
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
         return root_hash(request.adapter, request.cache_salt, request.draft_kv)
@@ -182,8 +203,8 @@ class BlockManager:
             block, _ = self._cached.popitem(last=False)
             hash_ = self._hashes[block]
             assert hash_ is not None
-            del self._by_hash[hash_], self._parents[hash_]
             self._hashes[block] = None
+            del self._by_hash[hash_], self._parents[hash_]
         self._ref_counts[block] = 1
         return block
 

@@ -278,17 +278,32 @@ class Scheduler:
                 if sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1:
                     self._release_forks(sequence)
 
-    def cancel(self, schedule: Schedule) -> None:
-        """Undo a step that was not computed, or not committed to its end: what it wrote is not trusted, but recomputed.
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Go on with the samples of all unfinished requests from their committed tokens, whatever an interrupt left
+        halfway (see `specdec.core.recovery`): none of them runs or holds blocks, what one was to end with ends it."""
+        samples = list(sequences)
+        for sequence in samples:
+            self._give_up(sequence)
+        self.blocks.restart()
+        live = [sequence for sequence in samples if not sequence.is_finished]
+        shared = {fork for sequence in live for fork in sequence.forks}
+        self.running = []
+        self.waiting = sorted((s for s in live if s not in shared), key=lambda s: s.order)
 
-        Rows that were committed keep their tokens; a row that was cut in half keeps those whose record is whole.
-        """
-        for row in schedule.rows:
-            sequence = row.sequence
-            if sequence.status is Status.RUNNING:
-                del sequence.provenance[sequence.num_output_tokens :]
-                del sequence.logprobs[sequence.num_output_tokens :]
-                self._preempt(sequence)
+    def _give_up(self, sequence: Sequence) -> None:
+        """Forget whatever of a sequence is computed or drafted."""
+        sequence.block_table = []
+        sequence.num_computed_tokens = sequence.num_draft_computed_tokens = sequence.num_hashed_blocks = 0
+        del sequence.block_hashes[sequence.num_tokens // self.blocks.block_size :]
+        sequence.draft = EMPTY_DRAFT
+        if sequence.status is Status.RUNNING:
+            sequence.num_preemptions += 1
+            self.num_preemptions += 1
+            sequence.status = Status.WAITING
+        if sequence.finish_reason is not None and not sequence.is_finished:
+            sequence.forks = []
+            finish_text(sequence)
+            sequence.status = Status.FINISHED
 
     def _commit_row(self, row: ScheduledRow, verdict: Verdict) -> None:
         sequence = row.sequence

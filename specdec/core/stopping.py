@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specdec.core.committed import commit
 from specdec.core.sequence import Sequence
+from specdec.types import TextStream
 
 
 def append_token(sequence: Sequence, token_id: int, max_model_len: int) -> bool:
@@ -29,6 +30,14 @@ def append_token(sequence: Sequence, token_id: int, max_model_len: int) -> bool:
         sequence.finish_reason = "length"
         return True
     return False
+
+
+def begin_text(sequence: Sequence, stream: TextStream | None, num_output_tokens: int) -> None:
+    """Give a sample a stream that has turned nothing into text yet, and the text of its first output tokens."""
+    text = ""
+    if stream is not None:
+        text = "".join([stream.push(token_id) for token_id in sequence.output_token_ids[:num_output_tokens]])
+    sequence.text_stream, sequence.text = stream, text
 
 
 def finish_text(sequence: Sequence) -> None:

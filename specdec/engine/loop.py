@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from specdec.config import EXACTNESS, EngineConfig
 from specdec.core.block_manager import BlockManager
 from specdec.core.committed import CommittedTokens
 from specdec.core.control.explanation import Explanation
+from specdec.core.recovery import Mark, mark, recover
 from specdec.core.scheduler import Schedule, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.core.start_up import StartUp
-from specdec.core.stopping import visible_text
+from specdec.engine.change import Change
 from specdec.engine.portfolio import build_controller
 from specdec.engine.readings import readings
 from specdec.engine.requests import Prompt, RequestBuilder, TargetFacts
+from specdec.engine.samples import RequestState
 from specdec.engine.speculation import Speculation
-from specdec.metrics import EngineMetrics, EngineState, Reading, SampleClock
+from specdec.metrics import EngineMetrics, EngineState, Reading
 from specdec.runner import Runner
 from specdec.step.memory import MemoryPlan
 from specdec.step.record import StepRecord, read_clock
 from specdec.tokenizer import Tokenizer
 from specdec.types import (
-    CompletionOutput,
     Logprob,
     Request,
-    RequestMetrics,
     RequestOutput,
     SamplingParams,
     SpeculationParams,
+    TextStream,
     Verdict,
 )
-
-
-class _RequestState:
-    """What the engine keeps of a request until its last sample ends."""
-
-    def __init__(self, request: Request, sequences: list[Sequence]) -> None:
-        self.request = request
-        self.sequences = sequences
-        self.metrics = RequestMetrics(arrival_time=time.monotonic())
-        self.prompt_token_ids = list(request.prompt_token_ids)
-        self.completions = [_completion(sequence) for sequence in sequences]
-        self.clocks = [SampleClock(self.metrics, len(self.prompt_token_ids)) for _ in sequences]
-        self.num_unfinished = len(sequences)
-
-    def refresh(self, sequence: Sequence, counts: EngineMetrics, now: float) -> None:
-        """Take over a sample's new state, and count what it gained."""
-        before = self.completions[sequence.index]
-        after = self.completions[sequence.index] = _completion(sequence, before)
-        if sequence.is_finished and not before.finished:
-            self.num_unfinished -= 1
-        counts.record_sample(before, after, self.clocks[sequence.index], now)
 
 
 class Engine:
@@ -94,8 +75,11 @@ class Engine:
             max_model_len=self._requests.max_model_len,
         )
         self.speculation = Speculation(runner, self.scheduler, build_controller(config, runner, self.scheduler, clock))
-        self._states: dict[str, _RequestState] = {}
+        self._states: dict[str, RequestState] = {}  # of the unfinished requests
         self._touched: dict[Sequence, None] = {}  # samples whose change is still to be reported, in order
+        self._outputs: dict[str, RequestOutput] = {}  # of requests, still to be returned
+        self._marks: Many[Mark] = ()  # of the step that is being computed
+        self._change = Change(self._recover)
         self._num_arrivals = 0
         self._counts = EngineMetrics(
             config.model,
@@ -136,7 +120,7 @@ class Engine:
         """
         if not isinstance(request_id, str) or not request_id:
             raise ValueError(f"request_id must be a non-empty string; got {request_id!r}")
-        if request_id in self._states:
+        if request_id in self._states or request_id in self._outputs:
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request")
         request = self._requests.build(
             request_id,
@@ -147,40 +131,54 @@ class Engine:
             cache_salt=cache_salt,
             speculation=speculation if speculation is not None else SpeculationParams(),
         )
-        self._num_arrivals += 1
-        samples = [self._new_sequence(request, index) for index in range(request.params.n)]
-        samples[0].forks = samples[1:]
-        self.scheduler.add(samples[0])
-        self._states[request_id] = _RequestState(request, samples)
+        with self._change:
+            self._num_arrivals += 1
+            samples = [self._new_sequence(request, index) for index in range(request.params.n)]
+            samples[0].forks = samples[1:]
+            self.scheduler.add(samples[0])
+            self._states[request_id] = RequestState(request, samples)
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         sequence = Sequence(request, index, CommittedTokens(request.prompt_token_ids))
-        if self.tokenizer is not None and request.params.detokenize:
-            sequence.text_stream = self.tokenizer.stream(request.params.skip_special_tokens, request.prompt_token_ids)
+        sequence.text_stream = self._new_stream(sequence)
         return sequence
 
+    def _new_stream(self, sequence: Sequence) -> TextStream | None:
+        request = sequence.request
+        if self.tokenizer is None or not request.params.detokenize:
+            return None
+        return self.tokenizer.stream(request.params.skip_special_tokens, request.prompt_token_ids)
+
     def has_unfinished_requests(self) -> bool:
-        return bool(self._states)
+        """Whether a step has anything to compute, or to return because the last one was interrupted."""
+        return bool(self._states or self._outputs)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; outputs of the requests that got tokens or ended, each with all its text so far.
 
-        An exception leaves the engine able to go on: a step that was not computed is scheduled again, and what a
-        computed one changed is reported by the next call.
+        An exception leaves the engine able to go on, and so does an interrupt, wherever it arrives: a step that was not
+        committed to its end is computed again, and what a committed one changed is returned by the next call.
         """
-        record = self.last_step = StepRecord(clock=self._clock)
-        with record.time("schedule"):
-            schedule = self.scheduler.schedule()
-        if schedule.rows:
-            try:
+        with self._change:
+            record = self.last_step = StepRecord(clock=self._clock)
+            with record.time("schedule"):
+                schedule = self.scheduler.schedule()
+            if schedule.rows:
                 self._compute(schedule, record)
-            except BaseException:
-                self.scheduler.cancel(schedule)
-                raise
-            self._counts.record_step(record.num_tokens)
-            with record.time("propose"):
-                self.speculation.propose(schedule, record)
-        return self._take_outputs()
+                self._counts.record_step(record.num_tokens)
+                with record.time("propose"):
+                    self.speculation.propose(schedule, record)
+            self._report()
+        outputs, self._outputs = [*self._outputs.values()], {}
+        return outputs
+
+    def _recover(self) -> None:
+        """Make the engine whole after something was cut off, at whatever point of it."""
+        samples = [sample for state in self._states.values() for sample in state.sequences]
+        recover(self.scheduler, samples, self._marks, self._new_stream)
+        self._marks = ()
+        changed = (state.unreported(self._touched) for state in self._states.values())
+        self._touched = {sample: None for samples in changed for sample in samples}
 
     def _compute(self, schedule: Schedule, record: StepRecord) -> None:
         """Execute and commit."""
@@ -190,27 +188,38 @@ class Engine:
         verdicts = self.runner.execute(schedule, record)
         with record.time("commit"):
             self.runner.keep_paths(schedule, verdicts)
+            self._marks = [mark(row.sequence) for row in schedule.rows]
+            self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
+            self._marks = ()  # from here on the step counts
             for row, verdict in zip(schedule.rows, verdicts, strict=True):
                 if verdict.token_ids or verdict.error is not None:
                     self._touched[row.sequence] = None
-            self.scheduler.commit(schedule, [self._decode_logprobs(verdict) for verdict in verdicts])
         self.speculation.verified(schedule, verdicts, record)
 
-    def _take_outputs(self) -> list[RequestOutput]:
-        """Outputs of the requests whose samples changed since the last call."""
-        states: dict[str, _RequestState] = {}
+    def _report(self) -> None:
+        """Outputs of the requests whose samples changed since they were last reported."""
         now = time.monotonic()
-        while self._touched:
-            sequence = next(iter(self._touched))
-            state = self._states[sequence.request.request_id]
+        changed: dict[str, list[Sequence]] = {}
+        for sequence in self._touched:
+            changed.setdefault(sequence.request.request_id, []).append(sequence)
+        for request_id, sequences in changed.items():
+            state = self._states[request_id]
             # Where a sample failed, those that waited for its prompt ended with it.
-            for sample in state.sequences if sequence.finish_reason == "error" else [sequence]:
-                state.refresh(sample, self._counts, now)
-                if sample.is_finished:
-                    self.speculation.forget(sample)
-            states[sequence.request.request_id] = state
-            del self._touched[sequence]
-        return [self._output(state, now) for state in states.values()]
+            failed = any(sequence.finish_reason == "error" for sequence in sequences)
+            self._refresh(state, state.sequences if failed else sequences, now)
+            self._outputs[request_id] = self._output(state, now)
+            self._drop_finished(state)
+        self._touched = {}
+
+    def _refresh(self, state: RequestState, sequences: Iterable[Sequence], now: float) -> None:
+        for sequence in sequences:
+            state.refresh(sequence, self._counts, now)
+            if sequence.is_finished:
+                self.speculation.forget(sequence)
+
+    def _drop_finished(self, state: RequestState) -> None:
+        if not state.num_unfinished:
+            del self._states[state.request.request_id]
 
     def _mark_scheduled(self, schedule: Schedule) -> None:
         now = time.monotonic()
@@ -221,19 +230,24 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its last output, or None if there is no such unfinished request."""
-        if not isinstance(request_id, str) or request_id not in self._states:
+        if not isinstance(request_id, str):
             return None
-        state, now = self._states[request_id], time.monotonic()
-        for sequence in self.scheduler.abort(request_id):
-            self.speculation.forget(sequence)
-        for sequence in state.sequences:
-            self._touched.pop(sequence, None)
-            state.refresh(sequence, self._counts, now)
-        return self._output(state, now)
+        with self._change:
+            unreturned = self._outputs.pop(request_id, None)
+            if request_id not in self._states:
+                return unreturned
+            state, now = self._states[request_id], time.monotonic()
+            self.scheduler.abort(request_id)
+            self._refresh(state, state.sequences, now)
+            self._touched = {s: None for s in self._touched if s.request is not state.request}
+            output = self._output(state, now)
+            self._drop_finished(state)
+            return output
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while any request holds blocks."""
-        return self.scheduler.blocks.reset_prefix_cache()
+        with self._change:
+            return self.scheduler.blocks.reset_prefix_cache()
 
     def metrics(self) -> str:
         """What this engine has counted so far, in Prometheus' text format: vLLM's names with the prefix `specdec:`.
@@ -280,14 +294,13 @@ class Engine:
         text = self.tokenizer.token_text
         return tuple({t: replace(value, decoded_token=text(t)) for t, value in entry.items()} for entry in entries)
 
-    def _output(self, state: _RequestState, now: float) -> RequestOutput:
-        """The state of a request; a finished one is forgotten here."""
+    def _output(self, state: RequestState, now: float) -> RequestOutput:
+        """The state of a request."""
         request, first, finished = state.request, state.sequences[0], not state.num_unfinished
         if state.metrics.first_token_time is None and any(completion.token_ids for completion in state.completions):
             state.metrics.first_token_time = now
         if finished:
             state.metrics.finished_time = now
-            del self._states[request.request_id]
         wants_prompt = request.params.prompt_logprobs is not None
         verifier = "rejection" if self.config.verifier == "auto" else self.config.verifier
         is_plain = request.params.is_greedy or not request.num_speculative_tokens
@@ -305,25 +318,3 @@ class Engine:
             exactness="bytes" if is_plain else EXACTNESS[verifier],
             num_speculative_tokens=request.num_speculative_tokens,
         )
-
-
-def _completion(sequence: Sequence, before: CompletionOutput | None = None) -> CompletionOutput:
-    """A copy of a sample's state: what a caller keeps must not change under its hands. It goes on from `before`."""
-    tokens = sequence.output_token_ids
-    logprobs, cumulative = None, None
-    if sequence.request.params.logprobs is not None:
-        logprobs = sequence.logprobs[: len(tokens)]
-        old, cumulative = (0, 0.0) if before is None else (len(before.token_ids), before.cumulative_logprob or 0.0)
-        cumulative += sum(entry[t].logprob for entry, t in zip(logprobs[old:], tokens[old:], strict=True))
-    return CompletionOutput(
-        index=sequence.index,
-        text=visible_text(sequence),
-        token_ids=tokens,
-        cumulative_logprob=cumulative,
-        logprobs=logprobs,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
-        error=sequence.error,
-        speculation=replace(sequence.stats, accepted_per_position=list(sequence.stats.accepted_per_position)),
-        provenance=list(sequence.provenance),
-    )

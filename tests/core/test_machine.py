@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec.core.block_manager import BlockManager
+from specdec.core.recovery import mark, recover
 from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence, Status
 from specdec.step.paths import path_moves
@@ -198,6 +199,28 @@ class CoreMachine(RuleBasedStateMachine):
             drafted = position - sequence.num_tokens
             vouched = drafted < 0 or (draft.has_kv and draft.children(drafted))
             self.draft_kv[self.slot(sequence, position)] = self.prefix(row, position) if vouched else (-1,)
+
+    @precondition(lambda self: self.scheduler.has_unfinished())
+    @rule(data=st.data())
+    def interrupt(self, data: st.DataObject) -> None:
+        """A step is cut off after some of its rows are committed; what it allocated is in disorder."""
+        schedule = self.scheduler.schedule()
+        self.write(schedule)
+        samples = [sequence for sequence in self.all if not sequence.is_finished]
+        before = [(sequence, list(sequence.token_ids), sequence.stats.copy()) for sequence in samples]
+        marks = [mark(row.sequence) for row in schedule.rows]
+        for row in schedule.rows[: data.draw(st.integers(0, len(schedule.rows)))]:
+            verdict = self.judge(row, data)
+            if verdict.accepted_path == tuple(range(verdict.num_accepted)):  # else its KV would first be moved
+                self.scheduler._commit_row(row, verdict)
+        for _ in range(data.draw(st.integers(0, 2))):
+            if self.blocks.num_free_blocks:
+                self.blocks._allocate()
+        recover(self.scheduler, samples, marks, lambda sequence: None)
+        for sequence, token_ids, stats in before:
+            assert (sequence.token_ids, sequence.stats) == (token_ids, stats)
+            assert not sequence.is_finished
+            assert not sequence.block_table
 
     @precondition(lambda self: self.scheduler.has_unfinished())
     @rule(data=st.data())

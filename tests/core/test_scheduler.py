@@ -2,6 +2,8 @@
 
 import pytest
 
+from specdec.core.block_manager import hash_block
+from specdec.core.recovery import mark, recover
 from specdec.core.sequence import Status
 from specdec.types import Draft, Verdict
 from tests.core.helpers import make_scheduler, make_sequence, step
@@ -333,3 +335,21 @@ def test_samples_do_not_wait_for_a_draft_that_fails(interrupted: bool) -> None:
         scheduler.set_drafts(samples[:1], [None])
     assert scheduler.waiting == samples[1:]
     assert samples[1].num_draft_computed_tokens == 0
+
+
+def test_a_step_that_is_undone_leaves_no_hash_of_its_tokens() -> None:
+    """What takes their place may be others: a block must not be shared under what was taken back."""
+    scheduler = make_scheduler(block_size=2)
+    sequence = make_sequence([1, 2, 3], k=3)
+    scheduler.add(sequence)
+    step(scheduler, token=4)
+    sequence.draft = Draft((9, 9, 9))
+    before = mark(sequence)
+    step(scheduler, accepted=3)
+    assert sequence.token_ids == [1, 2, 3, 4, 9, 9, 9, 1]
+    recover(scheduler, [sequence], [before], lambda sequence: None)
+    assert sequence.token_ids == [1, 2, 3, 4]
+    for _ in range(3):
+        step(scheduler, token=8)
+    assert sequence.token_ids == [1, 2, 3, 4, 8, 8, 8]
+    assert sequence.block_hashes[2] == hash_block(sequence.block_hashes[1], [8, 8])

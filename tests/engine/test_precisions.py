@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from specdec import LLM, SamplingParams, SpeculationParams
 from tests.engine.test_draft_files import save
+
+pytestmark = pytest.mark.filterwarnings("ignore:proposer .* the first drafted token")
 
 PRECISIONS: list[dict[str, Any]] = [
     {"dtype": "float32"},
@@ -25,13 +28,41 @@ PROPOSERS: list[dict[str, Any]] = [
 ]
 
 
+def save_gemma2(path: Path) -> None:
+    """A model whose logits and attention are soft-capped, with the tokenizer of the other."""
+    save(path, layers=3)
+    config = Gemma2Config(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=10,
+        max_position_embeddings=128,
+        eos_token_id=0,
+        initializer_range=0.5,
+        final_logit_softcapping=5.0,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(path)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: "-".join(precision.values()))
-@pytest.mark.filterwarnings("ignore:proposer .* the first drafted token")
 def test_nobody_changes_a_byte(precision: dict[str, Any], tmp_path: Path) -> None:
     save(tmp_path, layers=3)
+    check(tmp_path, precision)
+
+
+def test_nobody_changes_a_byte_of_soft_capped_logits(tmp_path: Path) -> None:
+    save_gemma2(tmp_path)
+    check(tmp_path, {"dtype": "bfloat16"})
+
+
+def check(folder: Path, precision: dict[str, Any]) -> None:
     try:
         llm = LLM(
-            str(tmp_path),
+            str(folder),
             speculative_config=PROPOSERS,
             kernels="native",
             verifier="coupled",
@@ -49,6 +80,7 @@ def test_nobody_changes_a_byte(precision: dict[str, Any], tmp_path: Path) -> Non
         SamplingParams(temperature=0.9, seed=5, max_tokens=40, ignore_eos=True),
     ):
         alone = llm.generate(prompts, params, speculation=SpeculationParams("none"))
+        assert [output.outputs[0].error for output in alone] == [None] * len(prompts)
         plain = [output.outputs[0].token_ids for output in alone]
         drafted = 0
         for proposer in PROPOSERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -12,10 +13,16 @@ from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels import QuantizedWeight, reference
+from specdec.kernels import QuantizedWeight, Weight, reference
+from specdec.kernels.cpu.library import KIND_Q4, KIND_Q8
+from specdec.kernels.weights import PackedWeight
 from specdec.models import chunks
 from specdec.models.gguf_types import CODED, SUPPORTED, dequantize, read_codes
+from specdec.models.loader import kv_dtype, open_checkpoint, prepare_model
+from specdec.models.parts import Embedding, Linear
 from specdec.models.quantize import join_rows, quantize_int4, quantize_int8
+from tests.models.cases import CASES, build
+from tests.native import NativeKernels
 
 EVERYTHING = slice(None)
 
@@ -53,6 +60,52 @@ def test_what_four_bits_say_exactly_is_found_again(weights: torch.Tensor) -> Non
     once = quantize_int4(weights)
     again = quantize_int4(once.rows(EVERYTHING)).rows(EVERYTHING)
     assert torch.allclose(again, once.rows(EVERYTHING), rtol=2e-3, atol=1e-5)
+
+
+def test_four_bits_count_from_the_least_weight_as_it_is_stored() -> None:
+    """Between 512 and 1024 float16 knows halves alone: a scale much finer than that must not add to the error."""
+    weights = torch.linspace(1000.2, 1001.7, 32)[None]
+    coded = quantize_int4(weights)
+    assert coded.mins is not None
+    assert coded.mins.item() == 1000.0
+    assert (coded.rows(EVERYTHING) - weights).abs().max() <= 0.5 * coded.scales.item() * 1.01
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_the_vocabulary_stays_in_eight_bits(backend: str, tmp_path: Path, native: NativeKernels) -> None:
+    build(CASES["llama"]()).save_pretrained(tmp_path)
+    kernels = reference if backend == "reference" else native.backend()
+    prepared = prepare_model(open_checkpoint(tmp_path), kernels=kernels, max_model_len=None)
+    decoder = prepared.load(dtype="float32", device=torch.device("cpu"), quantization="int4")
+    assert decoder.lm_head is not None
+    vocabulary = [decoder.embed_tokens, decoder.lm_head]
+    kinds = {part: form(part.weight) for part in decoder.modules() if isinstance(part, Linear | Embedding)}
+    assert len(kinds) > len(vocabulary)
+    for part, bits in kinds.items():
+        assert bits == (8 if part in vocabulary else 4)
+
+
+def form(weight: Weight) -> int | None:
+    """The bits that a weight is stored in."""
+    if isinstance(weight, PackedWeight):
+        return {KIND_Q4: 4, KIND_Q8: 8}.get(weight.kind)
+    return (8 if weight.mins is None else 4) if isinstance(weight, QuantizedWeight) else None
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "float32"])
+def test_the_first_layers_of_quantised_weights_are_stored_like_all(
+    quantization: str, kv_cache_dtype: str, tmp_path: Path
+) -> None:
+    build(CASES["llama"]()).save_pretrained(tmp_path)
+    prepared = prepare_model(open_checkpoint(tmp_path), kernels=reference, max_model_len=None)
+    decoder = prepared.load(
+        dtype="float32", device=torch.device("cpu"), quantization=quantization, kv_cache_dtype=kv_cache_dtype
+    )
+    cached = torch.bfloat16 if kv_cache_dtype == "auto" else kv_dtype(kv_cache_dtype)
+    for model in (decoder, decoder.first_layers(1)):
+        assert model.dtype == torch.float32
+        assert model.kv_layout().dtype == cached
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,6 +6,7 @@ Results have the same bits however many rows share a call and however many threa
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -40,14 +41,20 @@ MAX_REPEATS = 256
 """Query heads that may share one head of keys."""
 
 
+class _Recording(threading.local):
+    """What this thread records; None where it computes."""
+
+    recorder: Recorder | None = None
+
+
 class CpuKernels:
-    """One op a method; see `specdec.kernels.base.Kernels`."""
+    """One op a method; see `specdec.kernels.base.Kernels`. Engines in several threads may share it."""
 
     own_threads = True
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._recorder: Recorder | None = None
+        self._recording = _Recording()
 
     def num_threads(self) -> int:
         return self.library.num_threads
@@ -69,19 +76,19 @@ class CpuKernels:
         return PackedWeight(self.library.pack(kind, weight.shape, *parts), kind, weight.shape)
 
     def record(self, function: Callable[[], Sequence[torch.Tensor]], inputs: StepInputs) -> Program | None:
-        assert self._recorder is None, "recordings do not nest"
-        self._recorder = Recorder(inputs)
+        assert self._recording.recorder is None, "recordings do not nest"
+        recorder = self._recording.recorder = Recorder(inputs)
         try:
-            results = function()
-            return self._recorder.finish(self.library, results)
+            return recorder.finish(self.library, function())
         finally:
-            self._recorder = None
+            self._recording.recorder = None
 
     def _do(self, call: Call, num_tokens: int, inputs: StepInputs = ()) -> None:
-        if self._recorder is None:
+        recorder = self._recording.recorder
+        if recorder is None:
             run_now(self.library, call, num_tokens, inputs)
         else:
-            self._recorder.calls.append(call)
+            recorder.calls.append(call)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         weight = self._packed(weight)
@@ -196,8 +203,9 @@ class CpuKernels:
         call = Call(ATTEND, (query, key_cache, value_cache, out), sizes, (scale, soft_cap or 0.0), out=(3,))
         rows = (query_start_loc, seq_lens, committed_lens, block_tables, ancestor_masks)
         inputs = (None, positions, None, *rows)
-        if self._recorder is not None:
-            own = [t for name, t in zip(INPUTS, self._recorder.inputs, strict=True) if name in _ATTENDED]
+        recorder = self._recording.recorder
+        if recorder is not None:
+            own = [t for name, t in zip(INPUTS, recorder.inputs, strict=True) if name in _ATTENDED]
             assert all(a is b for a, b in zip(own, (positions, *rows), strict=True)), "inputs of another step"
         self._do(call, tokens, inputs)
         return out
@@ -207,7 +215,7 @@ class CpuKernels:
         self.library.read(memory)
 
     def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._recorder is not None:
+        if self._recording.recorder is not None:
             tokens, values = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
             sizes = (logits.shape[-1], _row_stride(logits))
             self._do(Call(LARGEST, (logits, tokens, values), sizes, out=(1, 2)), len(logits))

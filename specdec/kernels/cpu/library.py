@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ FIXED, ARENA, INPUT = 1, 2, 3
 
 LINEAR, EMBED, RMS_NORM, ROTATE, GATE, ADD, SCALE, WRITE_KV, ATTEND, LARGEST = range(10)
 """Codes of ops."""
+
+OUT_OF_MEMORY = 1
+"""The status of a kernel that found no memory; 0: done; others: it failed in another way."""
 
 KIND_F32, KIND_BF16, KIND_Q8, KIND_Q4, KIND_Q8_ROWS = range(5)
 """Kinds of packed weights."""
@@ -78,7 +82,7 @@ _SIGNATURES = {
 
 
 class Library:
-    """The kernels of one shared library with threads of their own; not to be called from two threads at once."""
+    """The kernels of one shared library with threads of their own. Those who call from several threads take turns."""
 
     def __init__(self, path: Path, num_threads: int) -> None:
         try:
@@ -90,6 +94,7 @@ class Library:
             function.argtypes, function.restype = arguments, result
         self.num_threads = num_threads
         self._weights = WeightMemory()
+        self._turn = threading.Lock()
         self._context = self._c.specdec_open(num_threads)
         if not self._context:
             raise ValueError(f"{num_threads} threads cannot be started")
@@ -98,45 +103,51 @@ class Library:
         if getattr(self, "_context", None):
             self._c.specdec_close(self._context)
 
+    def _call(self, name: str, *arguments: object) -> None:
+        """Call the kernel of this name. MemoryError if memory ran out, RuntimeError if it failed otherwise."""
+        with self._turn:
+            status = getattr(self._c, f"specdec_{name}")(self._context, *arguments)
+        if status == OUT_OF_MEMORY:
+            raise MemoryError("the kernels ran out of memory")
+        if status:
+            raise RuntimeError(f"the compiled kernel {name!r} failed (status {status})")
+
     def run(self, ops: ctypes.Array[Op], step: Step) -> None:
         """Do `ops` in order."""
-        _check(self._c.specdec_run(self._context, ops, len(ops), ctypes.byref(step)))
+        self._call("run", ops, len(ops), ctypes.byref(step))
 
     def pack(self, kind: int, shape: torch.Size, *parts: torch.Tensor | None) -> torch.Tensor:
         """A matrix [out, in] in packed form, uint8: of its values, or of codes, scales and mins."""
         outputs, inputs = shape
         size = self._c.specdec_packed_bytes(kind, inputs, outputs)
-        packed = self._weights.take(size)
+        with self._turn:
+            packed = self._weights.take(size)
         values, scales, mins = (address(part) for part in (*parts, None, None)[:3])
-        _check(self._c.specdec_pack(self._context, kind, inputs, outputs, values, scales, mins, packed.data_ptr()))
+        self._call("pack", kind, inputs, outputs, values, scales, mins, packed.data_ptr())
         return packed
 
     def move(self, caches: Sequence[torch.Tensor], bytes_each: int, start: torch.Tensor, end: torch.Tensor) -> None:
         """In each cache copy entries of `bytes_each` bytes from slots `start` to slots `end`, int64 [n]."""
         addresses = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
-        _check(
-            self._c.specdec_move(
-                self._context, addresses, len(caches), bytes_each, address(start), address(end), len(start)
-            )
-        )
+        self._call("move", addresses, len(caches), bytes_each, address(start), address(end), len(start))
 
     def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The first place of each row's largest and the largest, float32 [n, V] -> int64 [n], float32 [n]."""
         tokens, values = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
-        _check(self._c.specdec_largest(self._context, *_matrix(logits), tokens.data_ptr(), values.data_ptr()))
+        self._call("largest", *_matrix(logits), tokens.data_ptr(), values.data_ptr())
         return tokens, values
 
     def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
         """The logarithm of each row's sum of e^x, float32 [n, V] -> float64 [n]."""
         out = torch.empty(len(logits), dtype=torch.float64)
-        _check(self._c.specdec_logsumexp(self._context, *_matrix(logits), out.data_ptr()))
+        self._call("logsumexp", *_matrix(logits), out.data_ptr())
         return out
 
     def filter_rows(self, logits: torch.Tensor, filters: Sequence[RowFilter]) -> torch.Tensor:
         """Each row as its filter leaves it, float32 [n, V]."""
         out = torch.empty(logits.shape)
         asked = (RowFilter * len(filters))(*filters)
-        _check(self._c.specdec_filter(self._context, *_matrix(logits), asked, out.data_ptr()))
+        self._call("filter", *_matrix(logits), asked, out.data_ptr())
         return out
 
     def gumbel_argmax(
@@ -150,15 +161,13 @@ class Library:
         at = (ctypes.c_int64 * count)(*rows)
         is_double = int(logits.dtype == torch.float64)
         results = (tokens.data_ptr(), scores.data_ptr())
-        _check(
-            self._c.specdec_gumbel_argmax(self._context, start, is_double, columns, stride, count, at, words, *results)
-        )
+        self._call("gumbel_argmax", start, is_double, columns, stride, count, at, words, *results)
         return tokens, scores
 
     def read(self, memory: torch.Tensor) -> None:
         """Read all of a contiguous tensor, every thread a share: to see how fast memory is."""
         total = ctypes.c_uint64()
-        _check(self._c.specdec_read(self._context, memory.data_ptr(), memory.nbytes, ctypes.byref(total)))
+        self._call("read", memory.data_ptr(), memory.nbytes, ctypes.byref(total))
 
 
 def _matrix(logits: torch.Tensor) -> tuple[int, int, int, int]:
@@ -169,8 +178,3 @@ def _matrix(logits: torch.Tensor) -> tuple[int, int, int, int]:
 
 def address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _check(status: int) -> None:
-    if status:
-        raise MemoryError("the kernels ran out of memory")

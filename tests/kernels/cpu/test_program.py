@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specdec.kernels import StepInputs
 from specdec.kernels.cpu.calls import _Buffer, _share_memory
-from specdec.kernels.cpu.library import KIND_F32, LINEAR, Op, Step
-from tests.native import NativeKernels
+from specdec.kernels.cpu.library import KIND_F32, LINEAR, Library, Op, Step
+from tests.native import NativeKernels, runnable_levels
 
 
 def inputs(num_tokens: int) -> StepInputs:
@@ -93,3 +97,85 @@ def test_only_buffers_that_never_live_together_share_memory() -> None:
             apart = one.at + one.row_bytes <= other.at or other.at + other.row_bytes <= one.at
             assert apart or one.made > other.last_read or other.made > one.last_read
     assert total < sum(size for _, _, size in lives)
+
+
+def test_a_thread_computes_while_another_records(native: NativeKernels) -> None:
+    kernels, step = native.backend(), inputs(2)
+    table = kernels.pack(torch.randn(50, 24))
+    is_recording, has_computed = Event(), Event()
+
+    def compute(ids: torch.Tensor) -> list[torch.Tensor]:
+        hidden = kernels.scale(kernels.embedding(ids, table), 3.0)
+        is_recording.set()
+        assert has_computed.wait(60)
+        return [kernels.scale(hidden, 2.0)]
+
+    assert step[0] is not None
+    ids = step[0]
+    with ThreadPoolExecutor() as others:
+        recorded = others.submit(kernels.record, lambda: compute(ids), step)
+        assert is_recording.wait(60)
+        mine = kernels.scale(torch.ones(1, 2), 3.0).tolist()
+        other = kernels.record(lambda: [kernels.scale(kernels.embedding(ids, table), 5.0)], step)
+        has_computed.set()
+        program = recorded.result()
+    assert mine == [[3.0, 3.0]]
+    assert program is not None
+    assert other is not None
+    rows = kernels.embedding(torch.arange(37), table)
+    assert torch.equal(program(inputs(37))[0], rows * 6.0)
+    assert torch.equal(other(inputs(37))[0], rows * 5.0)
+
+
+def test_threads_take_turns_at_a_library(native: NativeKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(native.library(runnable_levels()[0]), 1)
+    inside, overlapped, has_company = [0], [], Event()
+
+    class Held:
+        """Stays in the kernel until another call is in it too, or for a moment."""
+
+        def specdec_logsumexp(self, *arguments: object) -> int:
+            inside[0] += 1
+            overlapped.append(inside[0] > 1)
+            if inside[0] > 1:
+                has_company.set()
+            has_company.wait(0.2)
+            inside[0] -= 1
+            return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_c", Held())
+        with ThreadPoolExecutor(2) as callers:
+            list(callers.map(library.logsumexp, [torch.ones(1, 2)] * 2))
+    assert overlapped == [False, False]
+
+
+@pytest.mark.parametrize(("status", "error"), [(1, MemoryError), (2, RuntimeError)])
+def test_a_kernel_says_how_it_failed(
+    status: int, error: type[Exception], native: NativeKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(native.library(runnable_levels()[0]), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_c", SimpleNamespace(specdec_logsumexp=lambda *_: status))
+        with pytest.raises(error, match="ran out of memory" if status == 1 else r"'logsumexp' failed \(status 2\)"):
+            library.logsumexp(torch.ones(1, 2))
+
+
+def test_a_program_keeps_alive_what_its_calls_read(native: NativeKernels) -> None:
+    kernels, step = native.backend(), inputs(2)
+    weights = torch.full((64, 16), 2.0)
+    table, matrix = kernels.pack(torch.ones(50, 16)), kernels.pack(weights)
+    fixed = [matrix, torch.ones(64)]
+    kept = [weakref.ref(matrix.data), weakref.ref(fixed[1])]
+
+    def compute() -> list[torch.Tensor]:
+        assert step[0] is not None
+        return [kernels.linear(kernels.embedding(step[0], table), fixed[0], fixed[1])]
+
+    program = kernels.record(compute, step)
+    fixed.clear()
+    del matrix
+    gc.collect()
+    assert all(tensor() is not None for tensor in kept)
+    assert program is not None
+    assert torch.equal(program(inputs(3))[0], torch.full((3, 64), 33.0))
