@@ -132,7 +132,8 @@ class EngineConfig:
     `max_model_len` None takes the model's own limit. `kv_cache_tokens` None sizes the KV pool from
     `gpu_memory_utilization`, a share of the device's memory (of the machine's free memory on a CPU). `quantization`
     "gguf" keeps a GGUF file's own codes. `kernels` "native" insists on the compiled ones, "reference" on plain torch;
-    "auto" takes the first where they can be had. `num_threads` None is a thread for each physical core.
+    "auto" takes the first where they can be had. `num_threads` None is a thread for each physical core; plain torch has
+    one setting for the whole process, which a number changes and None leaves alone.
     `speculative` lists the proposers to load; the first is the default of requests that name none.
     """
 

@@ -150,7 +150,9 @@ def _model_options() -> tuple[click.Option, ...]:
             default=defaults.kv_cache_dtype,
             help=f"{_or(KV_CACHE_DTYPES)}. auto is the type of the weights, bfloat16 if they are quantised.",
         ),
-        _integer("--threads", "num_threads", unset="one a core", help="Threads that the model runs on."),
+        _integer(
+            "--threads", "num_threads", unset="one a core", help="Threads that the model runs on, torch's own too."
+        ),
         _text(
             "--kernels",
             metavar="NAME",

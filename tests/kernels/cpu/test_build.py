@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from specdec.kernels import choose_backend, reference
 from specdec.kernels.cpu import build
@@ -80,6 +82,20 @@ def test_the_reference_and_wide_numbers_need_no_compiler(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="float64"):
         choose_backend("cpu", folder=tmp_path, dtype="float64", name="native")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", [{"name": "reference"}, {"dtype": "float64"}, {"folder": None}, {}])
+def test_the_reference_takes_the_threads_that_are_asked_for(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    before = torch.get_num_threads()
+    try:
+        for threads in (before + 2, before + 1, None):
+            kernels = choose_backend("cpu", **{"folder": tmp_path, **asked}, num_threads=threads)
+            assert kernels.num_threads() == torch.get_num_threads() == (threads or before + 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_levels_go_by_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
