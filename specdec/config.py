@@ -221,7 +221,7 @@ class EngineConfig:
         """From a YAML file's or a program's dictionary.
 
         `speculative_config` (or `speculative`) is one proposer's mapping or a list of them; `verifier` and vLLM's
-        `rejection_sample_method` ("standard" or "block") may stand in it.
+        `rejection_sample_method` ("standard" or "block") may stand in it. `quantization` may be None, as in vLLM.
         """
         if not isinstance(options, Mapping):
             raise ValueError(f"an engine configuration must be a mapping; got {options!r}")
@@ -230,6 +230,8 @@ class EngineConfig:
             if key not in names:
                 raise ValueError(unknown_name("config key", key, names - {"speculative"}))
         values = {key: value for key, value in options.items() if key not in ("speculative_config", "speculative")}
+        if values.get("quantization", "none") is None:
+            values["quantization"] = "none"
         if "speculative" in options and "speculative_config" in options:
             raise ValueError("give speculative_config or speculative, not both")
         given = options.get("speculative_config", options.get("speculative"))

@@ -181,7 +181,9 @@ curve = speed_command(
     {
         **engine_groups("Model", "Engine"),
         "Measuring": (
-            number_list("--rows", "M[,M2]", DEFAULT_ROWS, f"Rows of a step, at most {MOST_ROWS}; 1 is always measured."),
+            number_list(
+                "--rows", "M[,M2]", DEFAULT_ROWS, f"Rows of a step, at most {MOST_ROWS}; 1 is always measured."
+            ),
             integer("--context", 256, "Tokens before the drafted ones.", low=SHORTEST_CONTEXT),
             integer("--rounds", 20, "Times to measure each."),
             integer(
