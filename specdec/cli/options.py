@@ -142,8 +142,8 @@ def _model_options() -> tuple[click.Option, ...]:
             "--quantization",
             metavar="NAME",
             default=defaults.quantization,
-            help=f"{_or(QUANTIZATIONS)}. Weights in 8 or 4 bits, in groups of 32; gguf: in a .gguf file's own codes. Of "
-            "a draft model too, unless --speculative-config says otherwise.",
+            help=f"{_or(QUANTIZATIONS)}. Weights in 8 or 4 bits, in groups of 32; gguf: in a .gguf file's own codes. "
+            "Of a draft model too, unless --speculative-config says otherwise.",
         ),
         _text(
             "--kv-cache-dtype",
