@@ -2,7 +2,7 @@
 
 The library's name in the cache is a hash of the sources, flags and system, and one of the compiler, so that neither an
 upgrade nor another machine with the same home directory loads a library that is not its own. Where there is no compiler
-any more, the first is enough: what was compiled for this machine still runs on it.
+any more, or none that works, the first is enough: what was compiled for this system still runs on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -84,10 +84,8 @@ def build_library(folder: Path, *, level: str | None = None, extra_flags: Sequen
     }
     stem = f"cpu-{_hash(sources, flags, platform.machine(), platform.libc_ver())}"
     libraries = {folder / f"{stem}-{_hash(compiler, _version(compiler))}.so": compiler for compiler in _compilers()}
-    for library in libraries or sorted(folder.glob(f"{stem}-*.so")):
-        if _is_whole(library):
-            _touch(library)
-            return library
+    if library := _kept(libraries):
+        return library
     problems = []
     for library, compiler in libraries.items():
         try:
@@ -97,7 +95,20 @@ def build_library(folder: Path, *, level: str | None = None, extra_flags: Sequen
         else:
             _sweep(folder)
             return library
+    if library := _kept(sorted(folder.glob(f"{stem}-*.so"))):
+        return library
     raise problems[0] if problems else NoCompiler("there is no C++ compiler (g++ or clang++)")
+
+
+def _kept(libraries: Iterable[Path]) -> Path | None:
+    """The first that is there, now marked as used if we may."""
+    for library in libraries:
+        if _is_whole(library):
+            for file in (library, _checksum(library)):
+                with contextlib.suppress(OSError):
+                    os.utime(file)
+            return library
+    return None
 
 
 def _sweep(folder: Path) -> None:
@@ -109,13 +120,6 @@ def _sweep(folder: Path) -> None:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             except OSError:
                 continue  # somebody else's, or gone already
-
-
-def _touch(library: Path) -> None:
-    """Mark it as used now, if we may."""
-    for file in (library, _checksum(library)):
-        with contextlib.suppress(OSError):
-            os.utime(file)
 
 
 def _hash(*parts: object) -> str:
