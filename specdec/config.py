@@ -132,7 +132,8 @@ class EngineConfig:
     `max_model_len` None takes the model's own limit. `kv_cache_tokens` None sizes the KV pool from
     `gpu_memory_utilization`, a share of the device's memory (of the machine's free memory on a CPU). `quantization`
     "gguf" keeps a GGUF file's own codes. `kernels` "native" insists on the compiled ones, "reference" on plain torch;
-    "auto" takes the first where they can be had. `num_threads` None is a thread for each physical core.
+    "auto" takes the first where they can be had. `num_threads` None is a thread for each physical core; plain torch has
+    one setting for the whole process, which a number changes and None leaves alone.
     `speculative` lists the proposers to load; the first is the default of requests that name none.
     """
 
@@ -220,7 +221,7 @@ class EngineConfig:
         """From a YAML file's or a program's dictionary.
 
         `speculative_config` (or `speculative`) is one proposer's mapping or a list of them; `verifier` and vLLM's
-        `rejection_sample_method` ("standard" or "block") may stand in it.
+        `rejection_sample_method` ("standard" or "block") may stand in it. `quantization` may be None, as in vLLM.
         """
         if not isinstance(options, Mapping):
             raise ValueError(f"an engine configuration must be a mapping; got {options!r}")
@@ -229,6 +230,8 @@ class EngineConfig:
             if key not in names:
                 raise ValueError(unknown_name("config key", key, names - {"speculative"}))
         values = {key: value for key, value in options.items() if key not in ("speculative_config", "speculative")}
+        if values.get("quantization", "none") is None:
+            values["quantization"] = "none"
         if "speculative" in options and "speculative_config" in options:
             raise ValueError("give speculative_config or speculative, not both")
         given = options.get("speculative_config", options.get("speculative"))

@@ -29,7 +29,7 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | Many[Mapping[str, Any]] | None = None,
         dtype: str = "auto",
-        quantization: str = "none",
+        quantization: str | None = "none",
         kv_cache_dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,

@@ -190,7 +190,7 @@ class Runner:
             with record.time_proposer(record.hints, name):
                 return [int(hint(sequence)) for sequence in sequences]
         except Exception as error:
-            warnings.warn(f"proposer {name!r} failed and gives no hint this step: {error!r}", stacklevel=2)
+            _warn(name, error, "failed and gives no hint this step")
             return None
 
     @torch.inference_mode()

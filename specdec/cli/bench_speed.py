@@ -29,7 +29,7 @@ from specdec.cli.progress import progress_line
 from specdec.cli.start import load_engine
 from specdec.config import EngineConfig, calm_threads
 from specdec.proposers.registry import num_nodes
-from specdec.types import MAX_DRAFT_NODES
+from specdec.types import MAX_SPECULATIVE_TOKENS
 
 if TYPE_CHECKING:
     from specdec.engine import Engine
@@ -39,6 +39,7 @@ DEFAULT_LENGTHS = "16,128,512,1024"
 DEFAULT_BATCH_SIZES = "1,2,4,8,16,32,64"
 DEFAULT_ROWS = "1,2,3,4,5,6,8,12,16"
 SHORTEST_CONTEXT = 2
+MOST_ROWS = 1 + MAX_SPECULATIVE_TOKENS
 
 Tell = Callable[[str], None]
 Measure = Callable[[Values, EngineConfig, BuildEngine, Tell], str]
@@ -112,7 +113,7 @@ def throughput_text(values: Values, config: EngineConfig, build: BuildEngine, te
 
 
 def curve_text(values: Values, config: EngineConfig, build: BuildEngine, tell: Tell) -> str:
-    rows = counts("--rows", values["rows"], MAX_DRAFT_NODES + 1)
+    rows = counts("--rows", values["rows"], MOST_ROWS)
     context = tuple((31 * i + 7) % 200 + 10 for i in range(values["context"]))
 
     from specdec.eval.bench.bandwidth import BandwidthProbe, memory_reader
@@ -180,7 +181,9 @@ curve = speed_command(
     {
         **engine_groups("Model", "Engine"),
         "Measuring": (
-            number_list("--rows", "M[,M2]", DEFAULT_ROWS, "Rows of a step; 1 is always measured."),
+            number_list(
+                "--rows", "M[,M2]", DEFAULT_ROWS, f"Rows of a step, at most {MOST_ROWS}; 1 is always measured."
+            ),
             integer("--context", 256, "Tokens before the drafted ones.", low=SHORTEST_CONTEXT),
             integer("--rounds", 20, "Times to measure each."),
             integer(

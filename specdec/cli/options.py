@@ -142,15 +142,19 @@ def _model_options() -> tuple[click.Option, ...]:
             "--quantization",
             metavar="NAME",
             default=defaults.quantization,
-            help=f"{_or(QUANTIZATIONS)}. Weights in 8 or 4 bits, in groups of 32; gguf: in a .gguf file's own codes.",
+            help=f"{_or(QUANTIZATIONS)}. Weights in 8 or 4 bits, in groups of 32; gguf: in a .gguf file's own codes. "
+            "Of a draft model too, unless --speculative-config says otherwise.",
         ),
         _text(
             "--kv-cache-dtype",
             metavar="NAME",
             default=defaults.kv_cache_dtype,
-            help=f"{_or(KV_CACHE_DTYPES)}. auto is the type of the weights, bfloat16 if they are quantised.",
+            help=f"{_or(KV_CACHE_DTYPES)}. auto is the type of the weights, bfloat16 if they are quantised. Of a draft "
+            "model too.",
         ),
-        _integer("--threads", "num_threads", unset="one a core", help="Threads that the model runs on."),
+        _integer(
+            "--threads", "num_threads", unset="one a core", help="Threads that the model runs on, torch's own too."
+        ),
         _text(
             "--kernels",
             metavar="NAME",

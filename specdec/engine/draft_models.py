@@ -44,19 +44,22 @@ def open_draft_models(
     opened: dict[str, OpenDraft] = {}
     for entry in config.speculative:
         if entry.method == METHOD:
-            opened[METHOD] = _open_draft(check_settings(entry), target, tokenizer, progress)
+            opened[METHOD] = _open_draft(config, check_settings(entry), target, tokenizer, progress)
         elif entry.method in KINDS:
             opened[entry.method] = OpenHead.open(entry.method, check_settings(entry), target, progress)
     return opened
 
 
 def _open_draft(
-    settings: DraftModelSettings, target: Decoder, tokenizer: Tokenizer, progress: Progress | None
+    config: EngineConfig,
+    settings: DraftModelSettings,
+    target: Decoder,
+    tokenizer: Tokenizer,
+    progress: Progress | None,
 ) -> OpenDraft:
     if settings.num_draft_layers is not None:
         return OwnLayers.open(settings.num_draft_layers, target)
-    assert settings.model is not None
-    return SeparateModel.open(settings.model, target, tokenizer, progress)
+    return SeparateModel.open(config, settings, target, tokenizer, progress)
 
 
 @dataclass(frozen=True)
@@ -81,20 +84,38 @@ class SeparateModel:
     """A second model with the target's tokenizer."""
 
     prepared: PreparedModel
+    quantization: str
+    kv_cache_dtype: str
 
     @staticmethod
-    def open(name: str, target: Decoder, tokenizer: Tokenizer, progress: Progress | None) -> SeparateModel:
+    def open(
+        config: EngineConfig,
+        settings: DraftModelSettings,
+        target: Decoder,
+        tokenizer: Tokenizer,
+        progress: Progress | None,
+    ) -> SeparateModel:
+        name = settings.model
+        assert name is not None
         try:
             checkpoint, own_tokenizer = open_model(name, progress)
             longest = min(target.max_model_len, checkpoint.config.max_position_embeddings)
             prepared = prepare_model(checkpoint, kernels=target.kernels, max_model_len=longest)
+            quantization = settings.quantization or config.quantization
+            if settings.quantization is None and quantization == "gguf" and not prepared.has_codes:
+                quantization = "int8"  # as what has no codes of its own in the target
+                if progress is not None:
+                    progress(f"the draft model {name} is no .gguf file with codes to keep: its weights are int8")
+            prepared.weight_dtype(config.dtype, quantization)
         except ValueError as error:
             raise ValueError(f"the draft model {name}: {error}") from None
         check_vocabularies(tokenizer, own_tokenizer, name)
-        return SeparateModel(prepared)
+        return SeparateModel(prepared, quantization, settings.kv_cache_dtype or config.kv_cache_dtype)
 
     def load(self, target: Decoder, *, dtype: str, device: torch.device) -> DraftModel:
-        model = self.prepared.load(dtype=dtype, device=device)
+        model = self.prepared.load(
+            dtype=dtype, device=device, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
+        )
         return DraftModel(model, model.config.vocab_size, model.max_model_len, model.weight_bytes)
 
 

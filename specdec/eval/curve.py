@@ -33,7 +33,8 @@ def sizes_for(longest_draft: int) -> list[int]:
 class CurveTimer:
     """Takes the time of each M in turns, a round at a time, so that the rounds can be spread over an evaluation.
 
-    The context holds blocks of the engine's KV cache until `close`. The engine must be idle when it is made.
+    The context holds blocks of the engine's KV cache until `close`; where the longest sequence would find no room
+    beside it, only during a round, for which it is computed anew. The engine must be idle at a round then.
     """
 
     def __init__(self, engine: Engine, tokens: Sequence[int], context: int, sizes: Iterable[int]) -> None:
@@ -47,18 +48,20 @@ class CurveTimer:
         self._seconds: dict[int, list[float]] = {size: [] for size in self._sizes}
         request = Request("curve", tuple(self._tokens[: self.context]), SamplingParams(), seed=0, arrival=0)
         self._sample = Sample(request, 0, self._tokens[: self.context])
-        copies = engine.scheduler.blocks.grow(self._sample, end)
-        assert copies == [], "an idle engine has room for one sequence of any length it takes"
-        self._fill()
 
     def close(self) -> None:
         self._engine.scheduler.blocks.free(self._sample)
 
     def round(self) -> None:
         """Time each M once, upwards and downwards in turns."""
+        if not self._sample.block_table:
+            self._fill()
         upwards = len(self._seconds[self._sizes[0]]) % 2 == 0
         for size in self._sizes if upwards else self._sizes[::-1]:
             self._seconds[size].append(self._time(size))
+        blocks = self._engine.scheduler.blocks
+        if blocks.num_free_blocks * blocks.block_size < self._engine.max_model_len:
+            self.close()
 
     def curve(self) -> Curve:
         """The medians of the rounds so far, of which there must be one."""
@@ -67,7 +70,9 @@ class CurveTimer:
         return Curve(self.context, len(self._seconds[1]), points)
 
     def _fill(self) -> None:
-        """Compute the context's KV but for its last token, which comes with every M."""
+        """Take blocks, and compute the context's KV but for its last token, which comes with every M."""
+        copies = self._engine.scheduler.blocks.grow(self._sample, len(self._tokens))
+        assert copies == [], "an idle engine has room for one sequence of any length it takes"
         most = self._engine.config.max_num_batched_tokens
         for start in range(0, self.context - 1, most):
             self._forward(ScheduledRow(self._sample, start, min(most, self.context - 1 - start)))

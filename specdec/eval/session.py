@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specdec.engine import Engine
-from specdec.types import CompletionOutput, RequestOutput, SamplingParams, SpeculationParams, SpeculationStats
+from specdec.types import (
+    EMPTY_DRAFT,
+    CompletionOutput,
+    Draft,
+    RequestOutput,
+    SamplingParams,
+    SpeculationParams,
+    SpeculationStats,
+)
 
 OnStep = Callable[[int, Sequence[int]], None]
 """Told after each step how many tokens came and how long the answers are that ended; may raise `Interrupted`."""
@@ -138,7 +146,7 @@ class Session:
 
     def step(self) -> dict[int, Answer]:
         """One step of the engine; the answers that it ended."""
-        drafts = {s.request.request_id: (len(s.draft), s.draft.depth) for s in self._engine.scheduler.running}
+        drafts = {sequence.request.request_id: sequence.draft for sequence in self._engine.scheduler.running}
         start = time.perf_counter()
         outputs = self._engine.step()
         self._count_time(time.perf_counter() - start)
@@ -156,15 +164,15 @@ class Session:
         rest = seconds - record.forward - record.propose
         self.times = self.times.plus(StepTimes(1, record.forward, record.propose, rest))
 
-    def _look(self, live: _Live, output: RequestOutput, drafts: Mapping[str, tuple[int, int]]) -> None:
-        """Take over what the request gained."""
+    def _look(self, live: _Live, output: RequestOutput, drafts: Mapping[str, Draft]) -> None:
+        """Take over what the request gained. One that was preempted comes back without a draft."""
         sample = output.outputs[0]
         num_new = len(sample.token_ids) - len(live.seen.token_ids)
         if num_new and live.first_token is None:
             live.first_token = self.times.total
             self.num_waiting -= 1
         elif num_new:
-            live.steps.append(_step(live.seen, sample, drafts[output.request_id]))
+            live.steps.append(_step(live.seen, sample, drafts.get(output.request_id, EMPTY_DRAFT)))
         self.num_tokens += num_new
         live.seen = sample
 
@@ -185,8 +193,8 @@ class Session:
         )
 
 
-def _step(before: CompletionOutput, after: CompletionOutput, draft: tuple[int, int]) -> Step:
-    """The step between two outputs of an answer, which verified a draft of (nodes, depth) if it verified any.
+def _step(before: CompletionOutput, after: CompletionOutput, draft: Draft) -> Step:
+    """The step between two outputs of an answer, which verified `draft` or its beginning if it verified any.
 
     A draft that was dropped before the step, as at a preemption, is none.
     """
@@ -195,15 +203,17 @@ def _step(before: CompletionOutput, after: CompletionOutput, draft: tuple[int, i
     num_tokens = len(after.token_ids) - index
     if new.num_drafts == old.num_drafts:
         return Step(index, num_tokens, 0, 0, 0, 0)
-    nodes, depth = draft
+    num_drafted = new.num_draft_tokens - old.num_draft_tokens
     num_accepted = new.num_accepted_tokens - old.num_accepted_tokens
     ended_inside = num_accepted == num_tokens
+    if not ended_inside:
+        draft = draft.trimmed(num_drafted)  # where blocks or the step's tokens run short, the rest was not computed
     return Step(
         index=index,
         num_tokens=num_tokens,
-        num_nodes=nodes,
-        num_drafted=new.num_draft_tokens - old.num_draft_tokens,
-        depth=min(depth, num_tokens) if ended_inside else depth,
+        num_nodes=len(draft),
+        num_drafted=num_drafted,
+        depth=min(draft.depth, num_tokens) if ended_inside else draft.depth,
         num_accepted=num_accepted,
     )
 

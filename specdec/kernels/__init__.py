@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from specdec.kernels import reference
 from specdec.kernels.base import INPUTS, Kernels, Program, StepInputs
 from specdec.kernels.threads import one_torch_thread, physical_cores
@@ -35,10 +37,11 @@ def choose_backend(
 
     On a CPU these are compiled ones, kept below `folder` (None: none are compiled), with `num_threads` threads (None:
     one a core). The plain torch reference serves every device and dtype; `name` "auto" falls back to it, telling
-    `notify` why in one line, "reference" asks for it, and "native" is a ValueError where there are no others.
+    `notify` why in one line, "reference" asks for it, and "native" is a ValueError where there are no others. Its
+    threads are torch's, which are the process's: `num_threads` sets them, None leaves them as they are.
     """
     if name == "reference" or folder is None:
-        return reference
+        return _reference(num_threads)
     problem = f"there are none for {device_type}" if device_type != "cpu" else None
     if dtype == "float64":
         problem = "they compute in float32, and the model is to run in float64"
@@ -55,4 +58,10 @@ def choose_backend(
                 notify(f"decoding with plain torch, many times as slow as compiled kernels: {problem}")
     if name == "native":
         raise ValueError(f"there are no native kernels: {problem}")
+    return _reference(num_threads)
+
+
+def _reference(num_threads: int | None) -> Kernels:
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     return reference

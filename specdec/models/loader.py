@@ -75,11 +75,7 @@ class PreparedModel:
         `kv_cache_dtype` "auto" is the weights' dtype, or what the kernels have for it, and bfloat16 where weights are
         quantised. Each part is packed as soon as it is read.
         """
-        if quantization == "gguf" and not isinstance(self.checkpoint, CodedTensors):
-            raise ValueError("quantization 'gguf' keeps the codes of a .gguf file; this model is not one")
-        own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
-        if quantization != "none" and own == torch.float64:
-            raise ValueError(f"quantization {quantization!r} computes in float32, not in float64: give another dtype")
+        own = self.weight_dtype(dtype, quantization)
         cached = torch.bfloat16 if quantization != "none" else self.decoder.kernels.cache_dtype(own)
         cached = cached if kv_cache_dtype == "auto" else kv_dtype(kv_cache_dtype)
         scheme, watch = SCHEMES[quantization], start_up or StartUp()
@@ -103,6 +99,20 @@ class PreparedModel:
         with watch.time("packing"):
             decoder.pack(scheme, own, cached)
         return decoder
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether its weights may be kept in the file's own codes."""
+        return isinstance(self.checkpoint, CodedTensors)
+
+    def weight_dtype(self, dtype: str, quantization: str) -> torch.dtype:
+        """The dtype that weights are read in; ValueError if they cannot be quantised so."""
+        if quantization == "gguf" and not self.has_codes:
+            raise ValueError("quantization 'gguf' keeps the codes of a .gguf file; this model is not one")
+        own = torch_dtype(self.decoder.config.dtype if dtype == "auto" else dtype)
+        if quantization != "none" and own == torch.float64:
+            raise ValueError(f"quantization {quantization!r} computes in float32, not in float64: give another dtype")
+        return own
 
     @property
     def misfit(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specdec.config import KV_CACHE_DTYPES, QUANTIZATIONS, unknown_name
 from specdec.core.scheduler import Schedule
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import DraftModel, ProposalInput, ProposerContext, Wants
@@ -28,12 +29,15 @@ METHOD = "draft"
 class DraftModelSettings:
     """Who drafts: `model`, which is an alias, a path or a hub name (vLLM's key), or `num_draft_layers` of the target.
 
+    A model of its own has the target's `quantization` and `kv_cache_dtype`, unless it is given others here.
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
     draft's law; "greedy" always takes its likeliest token.
     """
 
     model: str | None = None
     num_draft_layers: int | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
     draft_sample_method: str = "probabilistic"
     tree: str = TreeChoice.tree
     tree_nodes: int = TreeChoice.tree_nodes
@@ -50,8 +54,19 @@ class DraftModelSettings:
         layers = self.num_draft_layers
         if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
             raise ValueError(f"num_draft_layers must be a positive integer; got {layers!r}")
+        self._check_precision()
         check_sample_method(self.draft_sample_method)
         TreeChoice(self.tree, self.tree_nodes, self.tree_width)
+
+    def _check_precision(self) -> None:
+        for name, known in (("quantization", QUANTIZATIONS), ("kv_cache_dtype", KV_CACHE_DTYPES)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.model is None:
+                raise ValueError(f"the draft's {name} is of a draft model; the target's own layers have the target's")
+            if value not in known:
+                raise ValueError(unknown_name(f"{name} of the draft", value, known))
 
     @property
     def tree_choice(self) -> TreeChoice:

@@ -91,6 +91,11 @@ def test_the_curve_ends_with_a_line_of_rows_and_times() -> None:
     assert result["read_gigabytes_per_s"] > 0
 
 
+def test_the_curve_goes_up_to_the_limit_that_it_names() -> None:
+    out, _ = shown("curve", "--rows", "33", "--context", "20", "--rounds", "1", "--read-mib", "1")
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["1", "33"]
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -99,7 +104,7 @@ def test_the_curve_ends_with_a_line_of_rows_and_times() -> None:
         (("latency", "--task", "nosuch"), "unknown task 'nosuch'"),
         (("latency", "--proposer", "nosuch"), "unknown proposer 'nosuch'"),
         (("throughput", "--batch-sizes", "65"), "--batch-sizes 65 is more than the engine's max_num_seqs (64)"),
-        (("curve", "--rows", "66"), "--rows must be between 1 and 65; got 66"),
+        (("curve", "--rows", "34"), "--rows must be between 1 and 33; got 34"),
         (("curve", "--dtype", "int3"), "unknown dtype 'int3'"),
     ],
 )

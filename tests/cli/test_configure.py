@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from specdec.cli.configure import read_config
+from specdec.cli.parsing import parse_yaml
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.types import SpeculationParams
 from tests.cli.fake import FakeEngine, generate, invoke
@@ -99,6 +101,19 @@ def test_a_file_without_proposers_decodes_plainly(tmp_path: Path) -> None:
 def test_the_ready_files_are_valid(path: Path) -> None:
     config = config_of("a", "--config", str(path))
     assert config == read_config(path)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_ready_files_write_everything_out(path: Path) -> None:
+    written = set(parse_yaml(path.read_bytes()))
+    assert written == {field.name for field in fields(EngineConfig)} - {"speculative"} | {"speculative_config"}
+
+
+def test_no_quantization_is_null_or_none(tmp_path: Path) -> None:
+    for value in ("null", "none"):
+        assert config_of("a", "--config", write(tmp_path, f"quantization: {value}")).quantization == "none"
+    assert "unknown quantization ''" in refused("a", "--config", write(tmp_path, "quantization: ''"))
+    assert EngineConfig.from_mapping({"quantization": None}) == EngineConfig()
 
 
 def test_the_default_pairing_is_what_no_option_does() -> None:

@@ -49,6 +49,21 @@ def test_between_whole_answers_they_come_at_once() -> None:
 
 
 @pytest.mark.parametrize("hold", [False, True])
+def test_what_was_said_while_the_engine_was_built_is_not_said_again(
+    hold: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with proposer_warnings():
+        failing(1)
+        with proposer_warnings(hold=hold):
+            failing(3)
+        failing(4)
+    assert capsys.readouterr().err.splitlines() == [LINES[0], LINES[1]]
+    with proposer_warnings():
+        failing(1)
+    assert capsys.readouterr().err.splitlines() == [LINES[0]], "another run has it to itself"
+
+
+@pytest.mark.parametrize("hold", [False, True])
 def test_other_warnings_are_as_ever(hold: bool, recwarn: pytest.WarningsRecorder) -> None:
     with proposer_warnings(hold=hold):
         warnings.simplefilter("always", UserWarning)

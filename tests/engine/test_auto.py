@@ -28,7 +28,7 @@ from specdec.proposers.base import NOTHING, DraftModel, ProposalInput, Proposer
 from specdec.runner import Answer, Runner
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
-from specdec.types import Draft, SamplingParams, SpeculationParams
+from specdec.types import Draft, ProposerWarning, SamplingParams, SpeculationParams
 from tests.engine.test_draft_model import check_draft_kv
 from tests.test_metrics import read
 from tests.toys import (
@@ -426,7 +426,10 @@ def test_a_failing_proposer_costs_a_draft_and_not_a_request() -> None:
         outputs = generate(auto_engine(target, {"failing": Failing(VOCABULARY)}), [PROMPTS[0]], params)
     said = " ".join(str(each.message) for each in caught)
     assert "gives no draft this step" in said
-    assert "gives no hint this step" in said
+    assert "gives no hint this step: RuntimeError: no hint" in said
+    told = [each.message for each in caught if isinstance(each.message, ProposerWarning)]
+    assert len(told) == len(caught)
+    assert len({each.kind for each in told}) == 2, "one for each way to fail"
     assert tokens(outputs) == tokens(generate(make_engine(model()), [PROMPTS[0]], params))
 
 

@@ -14,9 +14,13 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.core.sequence import Sequence
-from specdec.engine.draft_models import check_vocabularies
+from specdec.engine.checkpoints import open_model
+from specdec.engine.draft_models import SeparateModel, check_vocabularies, open_draft_models
+from specdec.kernels import QuantizedWeight, reference
+from specdec.models.loader import prepare_model
 from specdec.models.safetensors_file import HuggingFaceCheckpoint
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
@@ -144,6 +148,43 @@ def test_the_drafts_bytes_are_in_the_memory_plan(folder: Path, small: Path) -> N
     assert own.logits_bytes > plain.logits_bytes
 
 
+def precision_of(folder: Path, draft: Path, **options: Any) -> tuple[bool, torch.dtype]:
+    """Whether the draft model's matrices are quantised, and the dtype of its cache."""
+    own = options.pop("own", {})
+    llm = LLM(
+        str(folder),
+        speculative_config={"method": "draft", "model": str(draft), **own},
+        kv_cache_tokens=256,
+        dtype="float32",
+        kernels="reference",
+        **options,
+    )
+    model = llm.engine.runner.proposers["draft"].model  # type: ignore[attr-defined]
+    return isinstance(model.output_matrix(), QuantizedWeight), model.kv_layout().dtype
+
+
+def test_a_draft_model_has_the_models_precision_unless_it_is_given_its_own(folder: Path, small: Path) -> None:
+    assert precision_of(folder, small) == (False, torch.float32)
+    assert precision_of(folder, small, quantization="int8") == (True, torch.bfloat16)
+    assert precision_of(folder, small, quantization="int4", kv_cache_dtype="int8") == (True, torch.int8)
+    assert precision_of(folder, small, kv_cache_dtype="bfloat16") == (False, torch.bfloat16)
+    own = {"quantization": "none", "kv_cache_dtype": "auto"}
+    assert precision_of(folder, small, quantization="int4", kv_cache_dtype="int8", own=own) == (False, torch.float32)
+    assert precision_of(folder, small, own={"quantization": "int4"}) == (True, torch.bfloat16)
+
+
+def test_where_the_model_keeps_codes_that_a_draft_model_has_not_a_line_says_so(folder: Path, small: Path) -> None:
+    speculative = (SpeculativeConfig("draft", 3, {"model": str(small)}),)
+    config = EngineConfig(model=str(folder), quantization="gguf", speculative=speculative)
+    checkpoint, tokenizer = open_model(str(folder))
+    target = prepare_model(checkpoint, kernels=reference, max_model_len=None).decoder
+    told: list[str] = []
+    opened = open_draft_models(config, target, tokenizer, told.append)["draft"]
+    assert isinstance(opened, SeparateModel)
+    assert opened.quantization == "int8"
+    assert told == [f"the draft model {small} is no .gguf file with codes to keep: its weights are int8"]
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading any weight ends the test."""
@@ -182,6 +223,22 @@ def test_a_wrong_draft_model_is_refused_before_weights_are_read(folder: Path, sm
     shutil.copytree(small, damaged)
     (damaged / "model.safetensors").write_bytes(b"no tensors")
     assert refused(folder, model=str(damaged)).startswith(f"the draft model {damaged}: {damaged}/model.safetensors is")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_precision_that_a_draft_model_cannot_have_is_refused_before_weights_are_read(
+    folder: Path, small: Path
+) -> None:
+    model = str(small)
+    assert refused(folder, model=model, quantization="gguf") == (
+        f"the draft model {model}: quantization 'gguf' keeps the codes of a .gguf file; this model is not one"
+    )
+    assert "computes in float32, not in float64" in refused(folder, model=model, quantization="int8")
+    assert "unknown quantization of the draft 'int3'" in refused(folder, model=model, quantization="int3")
+    assert "unknown kv_cache_dtype of the draft 8" in refused(folder, model=model, kv_cache_dtype=8)
+    assert "the draft's kv_cache_dtype is of a draft model" in refused(
+        folder, num_draft_layers=1, kv_cache_dtype="int8"
+    )
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -49,6 +49,7 @@ def toy_engine(
     proposer: str = "ngram",
     proposers: Mapping[str, Proposer] | None = None,
     max_num_batched_tokens: int = 256,
+    kv_cache_tokens: int = 8192,
     **options: Any,
 ) -> Engine:
     return make_engine(
@@ -58,7 +59,7 @@ def toy_engine(
         tokenizer=byte_tokenizer(),
         eos=(EOS,),
         max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_tokens=8192,
+        kv_cache_tokens=kv_cache_tokens,
         **options,
     )
 

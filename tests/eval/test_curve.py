@@ -26,11 +26,10 @@ def test_rounds_time_the_target_over_so_many_tokens(monkeypatch: pytest.MonkeyPa
     model = timed_model(clock)
     engine = toy_engine(model)
     timer = CurveTimer(engine, [97, 98, 99], 10, [1, 3, 5])
-    filled = len(model.step_sizes)
-    assert sum(model.step_sizes) == 9
     timer.round()
     timer.round()
-    assert model.step_sizes[filled:] == model.num_logits[filled:] == [1, 3, 5, 5, 3, 1]
+    assert model.step_sizes == [9, 1, 3, 5, 5, 3, 1], "the context once"
+    assert model.num_logits == [0, 1, 3, 5, 5, 3, 1]
     curve = timer.curve()
     assert (curve.context, curve.repeats) == (10, 2)
     assert [point.num_tokens for point in curve.points] == [1, 3, 5]
@@ -54,6 +53,24 @@ def test_a_curve_disturbs_no_answer() -> None:
     timer.close()
     engine.scheduler.check_integrity()
     assert outputs[-1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_between_rounds_the_longest_answer_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool holds one sequence of the longest kind, and nothing beside it."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    model = timed_model(clock)
+    engine = toy_engine(model, kv_cache_tokens=64)
+    timer = CurveTimer(engine, [97, 98, 99], 30, [1, 3])
+    for number in range(2):
+        timer.round()
+        assert engine.scheduler.blocks.usage == 0
+        (output,) = generate(engine, [[97] * 10], SamplingParams(temperature=0, max_tokens=54, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 54, number
+    assert [point.seconds for point in timer.curve().points] == [1.0, 1.25]
+    assert timer.curve().repeats == 2
+    timer.close()
+    engine.scheduler.check_integrity()
 
 
 def test_a_small_model_shortens_context_and_sizes() -> None:

@@ -63,6 +63,23 @@ def test_steps_add_up_to_the_samples_own_counts() -> None:
             assert count == sum(step.num_accepted > position for step in drafts)
 
 
+@pytest.mark.parametrize("proposer", ["ngram", "none"])
+@pytest.mark.parametrize("kv_cache_tokens", range(40, 80, 4))
+def test_what_was_preempted_comes_back_with_a_step_without_a_draft(kv_cache_tokens: int, proposer: str) -> None:
+    """And of a draft that was cut for want of blocks, only what was computed counts."""
+    jobs = {key: job(5 + key, proposer=proposer, k=K * (proposer != "none")) for key in range(4)}
+    engine = toy_engine(kv_cache_tokens=kv_cache_tokens)
+    found = answers(engine, jobs, concurrency=4)
+    assert engine.scheduler.num_preemptions > 0
+    roomy = answers(toy_engine(), jobs, concurrency=4)
+    for key, answer in found.items():
+        assert answer.token_ids == roomy[key].token_ids
+        assert len(answer.token_ids) == 1 + sum(step.num_tokens for step in answer.steps)
+        assert answer.stats.num_draft_tokens == sum(step.num_drafted for step in answer.steps)
+        assert all(step.num_nodes == step.depth == step.num_drafted for step in answer.steps[:-1])
+        assert all(step.num_tokens == step.num_accepted + 1 for step in answer.steps[:-1])
+
+
 def test_plain_decoding_takes_a_step_for_each_token() -> None:
     (found,) = answers(toy_engine(), {0: job(proposer="none", k=0, max_tokens=6)}).values()
     assert found.steps == tuple(Step(index, 1, 0, 0, 0, 0) for index in range(1, 6))

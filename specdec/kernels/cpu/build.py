@@ -1,18 +1,21 @@
 """From C++ sources to a shared library for this very machine, compiled once and kept.
 
-The library's name in the cache is a hash of the sources, the compiler and its flags, so that neither an upgrade nor
-another machine with the same home directory ever loads a library that is not its own.
+The library's name in the cache is a hash of the sources, flags and system, and one of the compiler, so that neither an
+upgrade nor another machine with the same home directory loads a library that is not its own. Where there is no compiler
+any more, or none that works, the first is enough: what was compiled for this system still runs on it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -28,6 +31,9 @@ because keys are moved as words and multiplied as floats or pairs of bfloat16.""
 
 _AVX512 = {"avx512f": "f", "avx512bw": "bw", "avx512vl": "vl", "avx512dq": "dq"}
 _AVX512_EXTRAS = {"avx512_vnni": "-mavx512vnni", "avx512_bf16": "-mavx512bf16"}
+
+ABANDONED_SECONDS = 24 * 3600
+"""After which a new library takes the place of those that nobody has used since."""
 
 
 class NoCompiler(Exception):
@@ -68,20 +74,56 @@ def level_flags(level: str, features: frozenset[str]) -> list[str]:
 def build_library(folder: Path, *, level: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
     """The library of `level` (None: this machine's best) below `folder`, compiled if it is not there yet.
 
-    NoCompiler, with the reason, if there is none to compile it with or it fails.
+    NoCompiler, with the reason, if there is none to compile it with or all of them fail.
     """
     features = cpu_features()
     flags = [*_FLAGS, *level_flags(level or best_level(features), features), *extra_flags]
-    compiler = _compiler()
     sources = {
         entry.name: entry.read_bytes()
         for entry in sorted(resources.files(__package__).joinpath("src").iterdir(), key=lambda entry: entry.name)
     }
-    digest = hashlib.sha256(repr((sources, compiler, _version(compiler), flags)).encode()).hexdigest()[:20]
-    library = folder / f"cpu-{digest}.so"
-    if not _is_whole(library):
-        _compile(compiler, flags, sources, library)
-    return library
+    stem = f"cpu-{_hash(sources, flags, platform.machine(), platform.libc_ver())}"
+    libraries = {folder / f"{stem}-{_hash(compiler, _version(compiler))}.so": compiler for compiler in _compilers()}
+    if library := _kept(libraries):
+        return library
+    problems = []
+    for library, compiler in libraries.items():
+        try:
+            _compile(compiler, flags, sources, library)
+        except NoCompiler as error:
+            problems.append(error)
+        else:
+            _sweep(folder)
+            return library
+    if library := _kept(sorted(folder.glob(f"{stem}-*.so"))):
+        return library
+    raise problems[0] if problems else NoCompiler("there is no C++ compiler (g++ or clang++)")
+
+
+def _kept(libraries: Iterable[Path]) -> Path | None:
+    """The first that is there, now marked as used if we may."""
+    for library in libraries:
+        if _is_whole(library):
+            for file in (library, _checksum(library)):
+                with contextlib.suppress(OSError):
+                    os.utime(file)
+            return library
+    return None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what nobody has used for a day: libraries, and folders of compilations that were killed."""
+    for pattern in ("cpu-*", "tmp*"):
+        for entry in folder.glob(pattern):
+            try:
+                if time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            except OSError:
+                continue  # somebody else's, or gone already
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
 def _checksum(library: Path) -> Path:
@@ -100,11 +142,9 @@ def _is_whole(library: Path) -> bool:
         return False
 
 
-def _compiler() -> str:
-    for name in ("g++", "clang++", "c++"):
-        if found := shutil.which(name):
-            return found
-    raise NoCompiler("there is no C++ compiler (g++ or clang++)")
+def _compilers() -> list[str]:
+    """The best first."""
+    return [found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))]
 
 
 def _version(compiler: str) -> str:
@@ -119,9 +159,10 @@ def _compile(compiler: str, flags: Sequence[str], sources: dict[str, bytes], lib
                 Path(folder, name).write_bytes(content)
             output = Path(folder, library.name)
             command = [compiler, *flags, str(Path(folder, "program.cpp")), "-o", str(output)]
-            result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+            result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
             if result.returncode:
-                lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no message"]
+                said = result.stderr.decode(errors="replace")
+                lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
                 raise NoCompiler(f"{compiler} could not compile the kernels: {lines[0].strip()}")
             if library.is_dir():
                 shutil.rmtree(library)

@@ -90,7 +90,9 @@ class Library:
         except OSError as error:
             raise NoCompiler(f"the compiled kernels cannot be loaded: {error}") from None
         for name, (arguments, result) in _SIGNATURES.items():
-            function = getattr(self._c, name)
+            function = getattr(self._c, name, None)
+            if function is None:
+                raise NoCompiler(f"the compiled kernels cannot be used: {path} lacks {name}")
             function.argtypes, function.restype = arguments, result
         self.num_threads = num_threads
         self._weights = WeightMemory()

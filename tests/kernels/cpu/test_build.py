@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from specdec.kernels import choose_backend, reference
 from specdec.kernels.cpu import build
@@ -48,14 +52,94 @@ def test_without_a_compiler_the_reference_runs_and_a_line_says_so(
         choose_backend("cpu", folder=tmp_path, name="native")
 
 
+def compilers(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """These are all the compilers that there are: shell scripts."""
+    for name in ("g++", "clang++"):
+        if script := scripts.get(name.replace("++", "")):
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+    found = {name: str(folder / name) for name in ("g++", "clang++") if (folder / name).exists()}
+    monkeypatch.setattr(shutil, "which", found.get)
+
+
 def test_a_compiler_that_fails_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\necho 'x.h:1: error: it is broken' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(NoCompiler, match=r"could not compile the kernels: x\.h:1: error: it is broken"):
+    compilers(tmp_path, monkeypatch, g="echo 'x.h:1: error: it is broken' >&2; exit 1", clang="exit 1")
+    with pytest.raises(NoCompiler, match=r"g\+\+ could not compile the kernels: x\.h:1: error: it is broken"):
         build_library(tmp_path / "cache", level="portable")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+WRITES = """while [ $# -gt 0 ]; do if [ "$1" = -o ]; then echo library > "$2"; fi; shift; done"""
+
+
+def test_where_one_compiler_fails_the_next_is_asked_and_not_the_first_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilers(tmp_path, monkeypatch, g=f"echo g >> {tmp_path}/asked; exit 1", clang=WRITES)
+    library = build_library(tmp_path / "cache", level="portable")
+    assert library.read_text() == "library\n"
+    assert build_library(tmp_path / "cache", level="portable") == library
+    assert (tmp_path / "asked").read_text() == "g\n"
+
+
+def test_what_was_compiled_needs_no_compiler_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilers(tmp_path, monkeypatch, g=WRITES)
+    library = build_library(tmp_path / "cache", level="portable")
+    compilers(tmp_path / "nowhere", monkeypatch)
+    assert build_library(tmp_path / "cache", level="portable") == library
+    with pytest.raises(NoCompiler, match="there is no C"):
+        build_library(tmp_path / "cache", level="portable", extra_flags=("-DOTHER",))
+    library.write_text("damaged")
+    with pytest.raises(NoCompiler, match="there is no C"):
+        build_library(tmp_path / "cache", level="portable")
+
+
+def test_another_version_of_a_compiler_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilers(tmp_path, monkeypatch, g=WRITES)
+    library = build_library(tmp_path / "cache", level="portable")
+    os.utime(tmp_path / "g++", (1, 1))
+    newer = build_library(tmp_path / "cache", level="portable")
+    assert newer != library
+    compilers(tmp_path, monkeypatch, g="exit 1")
+    assert build_library(tmp_path / "cache", level="portable") in (library, newer), "if it can"
+
+
+def test_what_a_compiler_says_in_another_encoding_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilers(tmp_path, monkeypatch, g=r"printf 'error: \351tat\n' >&2; exit 1")
+    told: list[str] = []
+    assert choose_backend("cpu", folder=tmp_path / "cache", notify=told.append) is reference
+    assert told[0].endswith("could not compile the kernels: error: \ufffdtat")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_a_library_of_something_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which("g++")
+    foreign = f"""while [ "$1" != -o ]; do shift; done; echo 'int x;' | {real} -shared -fPIC -x c++ - -o "$2" """
+    compilers(tmp_path, monkeypatch, g=foreign)
+    told: list[str] = []
+    assert choose_backend("cpu", folder=tmp_path / "cache", notify=told.append) is reference
+    assert "the compiled kernels cannot be used" in told[0]
+    assert "lacks specdec_open" in told[0]
+
+
+def test_a_build_sweeps_what_was_not_used_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilers(tmp_path, monkeypatch, g=WRITES)
+    cache = tmp_path / "cache"
+    used, unused = (build_library(cache, level="portable", extra_flags=(flag,)) for flag in ("-DA", "-DB"))
+    (cache / "tmpkilled").mkdir()
+    (cache / "tmpkilled" / "program.cpp").write_text("")
+    (cache / "notes").write_text("")
+    old = time.time() - 25 * 3600
+    for entry in cache.iterdir():
+        os.utime(entry, (old, old))
+    (cache / "tmprunning").mkdir()
+    build_library(cache, level="portable", extra_flags=("-DA",))
+    assert unused.exists(), "nothing was compiled, nothing is swept"
+    new = build_library(cache, level="portable", extra_flags=("-DC",))
+    left = {used, new, used.with_suffix(".sha256"), new.with_suffix(".sha256"), cache / "notes", cache / "tmprunning"}
+    assert set(cache.iterdir()) == left
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -80,6 +164,20 @@ def test_the_reference_and_wide_numbers_need_no_compiler(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="float64"):
         choose_backend("cpu", folder=tmp_path, dtype="float64", name="native")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", [{"name": "reference"}, {"dtype": "float64"}, {"folder": None}, {}])
+def test_the_reference_takes_the_threads_that_are_asked_for(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    before = torch.get_num_threads()
+    try:
+        for threads in (before + 2, before + 1, None):
+            kernels = choose_backend("cpu", **{"folder": tmp_path, **asked}, num_threads=threads)
+            assert kernels.num_threads() == torch.get_num_threads() == (threads or before + 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_levels_go_by_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
