@@ -457,7 +457,7 @@ def test_a_hint_that_fails_is_paid_for_and_followed_by_no_draft(seconds: float) 
     slow.asked.clear()
     took = seconds_of(engine, clock, 500)
     assert took <= 500 * STEP / 0.98
-    assert slow.asked["draft"] <= 1, "only while it was not known that it hints"
+    assert not slow.asked["draft"]
     explanation = engine.explain_speculation()
     assert explanation is not None
     assert explanation.hint_seconds == pytest.approx(slow.asked["hint"] * seconds)
@@ -482,7 +482,7 @@ def test_who_never_drafts_is_not_expected_to(fails: bool) -> None:
     assert explanation is not None
     (mute,) = explanation.proposers
     assert mute.num_asked - mute.num_probes <= 30
-    assert explanation.expected_tokens / explanation.num_steps < 1.01
+    assert explanation.expected_tokens / explanation.num_steps < 1.02
 
 
 def test_the_seam_is_there_for_those_who_name_their_proposer() -> None:

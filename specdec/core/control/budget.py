@@ -3,8 +3,8 @@
 Estimates may be wrong, and an adversary may make them so. Therefore each proposer has an account in seconds: what its
 drafts saved comes in, up to a limit, and all that it took goes out, whether anything came of it or not. Below zero it
 is switched off until the trickle, a small share of the time that was spent decoding, has paid for it: nobody can stop a
-call that takes long, but it is the last until it is made up for. To see a text for the first time is an advance on the
-drafts of it. It has a limit of its own, the stake: who does not earn it is let see no more texts.
+call that takes long, but it is the last until it is made up for. To read a text for the first time is an advance on the
+drafts of it. It has a limit of its own, the stake: who does not earn it is let read no more.
 
 Probes, which go against the estimates, are paid from another such share, in equal parts for all proposers: a cheap one
 is looked at often and a dear one rarely, and neither at the other's cost. A third share pays for plain steps where
@@ -27,9 +27,9 @@ GRANT = 0.4
 FIRST_CREDIT = 0.1
 """The same for probes."""
 STAKE = 5.0
-"""Plain steps that first looks at texts may take before drafts have made up for them."""
-LOOK_SHARE = 0.01
-"""Of the time spent on prompts, what first looks may lose."""
+"""Plain steps that reading texts may take before drafts have made up for it."""
+READ_SHARE = 0.01
+"""Of the time spent on prompts, what reading them may lose."""
 MOST_SAVED = 50.0
 """Plain steps that an account may hold, at first."""
 SAVED_SHARE = 0.02
@@ -51,7 +51,7 @@ class Budget:
         self.credits = dict.fromkeys(names, FIRST_CREDIT * plain)
         """For probes."""
         self.stakes = dict.fromkeys(names, STAKE * plain)
-        """The accounts less what first looks at texts took."""
+        """The accounts less what reading texts took."""
         self._num_steps = 0
         self.plain_credit = 0.0
         """Of plain steps; below 0 while one is being paid for."""
@@ -80,19 +80,19 @@ class Budget:
         most = max(most, STAKE)
         self.stakes[member] = min(most * plain, max(lowest * plain, self.stakes[member] + seconds))
 
-    def may_look(self, member: str) -> bool:
-        """Whether a member may see another text, at the stake's cost."""
+    def may_read(self, member: str) -> bool:
+        """Whether a member may read another text, at the stake's cost."""
         return self.stakes[member] >= 0 and not self.is_off(member)
 
-    def looked(self, member: str, seconds: float) -> None:
-        """A member saw texts for the first time, which took so long."""
+    def has_read(self, member: str, seconds: float) -> None:
+        """A member read texts that were new to it, which took so long."""
         self.stakes[member] -= seconds
 
-    def read_prompts(self, seconds: float, plain: float) -> None:
+    def prompts_took(self, seconds: float, plain: float) -> None:
         """So much time was spent on prompts."""
         most = max(STAKE, SAVED_SHARE * self._num_steps)
         for member, stake in self.stakes.items():
-            self.stakes[member] = max(stake, min(most * plain, stake + LOOK_SHARE * self._share * seconds))
+            self.stakes[member] = max(stake, min(most * plain, stake + READ_SHARE * self._share * seconds))
 
     def affords(self, member: str, seconds: float) -> bool:
         """Whether a probe of a member may lose so much."""

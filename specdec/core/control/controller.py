@@ -62,10 +62,12 @@ class Controller:
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
         self._stateful = [member for member in self.members if member.has_kv or member.learns]
 
-    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float = 0.0) -> None:
-        """What a draft of that length and a hint took before there was any request."""
+    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float | None = None) -> None:
+        """What a draft of that length and a hint took before there was any request; None: it gives no hints."""
         self.beliefs.drafting[member].observe(length, seconds)
-        self.beliefs.telling[member].observe(1, hint_seconds)
+        if hint_seconds is not None:
+            self.beliefs.hinting.add(member)
+            self.beliefs.telling[member].observe(1, hint_seconds)
 
     def wanted_hints(self, num_sequences: int) -> list[str]:
         """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then; who is
@@ -142,7 +144,7 @@ class Controller:
             member.name
             for member in self.members
             if member.has_kv
-            and (self.budget.may_look(member.name) or (member.name in met and not self.budget.is_off(member.name)))
+            and (self.budget.may_read(member.name) or (member.name in met and not self.budget.is_off(member.name)))
             and self._promises(member, blank)
         ]
 
@@ -179,7 +181,7 @@ class Controller:
     def _keeps_up(self, member: Member, candidate: Candidate, met: set[str]) -> bool:
         """Whether a member with KV is to follow a sequence. One that promises nothing need not: a later draft computes
         what was missed, and many tokens at once are cheaper."""
-        is_open = not candidate.lag or member.name in met or self.budget.may_look(member.name)
+        is_open = not candidate.lag or member.name in met or self.budget.may_read(member.name)
         return is_open and self._promises(member, replace(candidate, lag=0))
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
@@ -188,7 +190,7 @@ class Controller:
         self.beliefs.hinting.add(member)
         sequences, cost = list(candidates), self.beliefs.telling[member]
         usual = len(sequences) * cost.seconds(1)
-        seconds = max(self._without_first_look(member, sequences, seconds), min(seconds, usual))
+        seconds = max(self._without_reading(member, sequences, seconds), min(seconds, usual))
         cost.observe(1, seconds / len(sequences))
         if usual > self.budget.accounts[member]:
             self.budget.probed(member, seconds)
@@ -204,10 +206,10 @@ class Controller:
         if in_prompt:
             for key, _ in sequences:
                 self.beliefs.known(key).met.add(member)
-            self.budget.looked(member, seconds)
+            self.budget.has_read(member, seconds)
         else:
             self._tallies.follow_seconds += seconds
-            self._charge(member, self._without_first_look(member, sequences, seconds))
+            self._charge(member, self._without_reading(member, sequences, seconds))
 
     def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
         """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
@@ -230,18 +232,18 @@ class Controller:
         usual = min(seconds, len(asked) * cost.seconds(length))
         sequences = [(each.candidate.key, each.candidate.num_tokens) for each in asked]
         if not lag:
-            own = max(self._without_first_look(member, sequences, seconds), usual)
+            own = max(self._without_reading(member, sequences, seconds), usual)
             cost.observe(length, own / len(asked))
             return own
         for key, _ in sequences:
             self.beliefs.known(key).met.add(member)
         self.beliefs.following[member].observe(lag, seconds - usual)
-        if not self.budget.may_look(member):
+        if not self.budget.may_read(member):
             return seconds
-        self.budget.looked(member, seconds - usual)
+        self.budget.has_read(member, seconds - usual)
         return usual
 
-    def _without_first_look(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
+    def _without_reading(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
         """Seconds less what a first look at sequences may take, which the stake pays for."""
         allowance, plain = 0.0, self.cost.seconds(1)
         for key, num_tokens in sequences:
@@ -249,8 +251,8 @@ class Controller:
             if member not in met:
                 met.add(member)
                 allowance += CATCH_UP_SHARE * plain * num_tokens
-        look = min(seconds, allowance) if self.budget.may_look(member) else 0.0
-        self.budget.looked(member, look)
+        look = min(seconds, allowance) if self.budget.may_read(member) else 0.0
+        self.budget.has_read(member, look)
         return seconds - look
 
     def _charge(self, member: str, seconds: float) -> None:
@@ -267,7 +269,7 @@ class Controller:
             self.cost.observe(rows, seconds)
         else:
             whole, seconds = seconds, min(seconds, self.cost.seconds(sum(1 + each.nodes for each in judged)))
-            self.budget.read_prompts(whole - seconds, self.cost.seconds(1))
+            self.budget.prompts_took(whole - seconds, self.cost.seconds(1))
         if is_pure or judged:
             self.budget.elapsed(seconds + propose, self.cost.seconds(1))
         if is_pure and self._plan is not None:

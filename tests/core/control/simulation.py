@@ -71,7 +71,7 @@ class Machine:
         ]
         controller = Controller(members, StepCost(measured or self.curve()))
         for name, each in self.scripts.items():
-            hinting = 0.0 if each.hint is None else each.hinting
+            hinting = None if each.hint is None else each.hinting
             controller.calibrated(name, each.length, each.fixed + each.each * each.length, hinting)
         return controller
 

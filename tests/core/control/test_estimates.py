@@ -153,11 +153,11 @@ def test_what_looks_lose_is_bounded_too(events: list[tuple[str, float]]) -> None
     budget, lost, elapsed, read, largest = Budget(["a"], 1.0), 0.0, 0.0, 0.0, 0.0
     for what, seconds in events:
         if what == "reads":
-            budget.read_prompts(seconds, 1.0)
+            budget.prompts_took(seconds, 1.0)
             read += seconds
-        elif budget.may_look("a") if what == "looks" else not budget.is_off("a"):
+        elif budget.may_read("a") if what == "looks" else not budget.is_off("a"):
             if what == "looks":
-                budget.looked("a", seconds)
+                budget.has_read("a", seconds)
             else:
                 budget.add("a", -seconds, 1.0)
             lost, largest = lost + seconds, max(largest, seconds)
