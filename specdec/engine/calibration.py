@@ -53,7 +53,8 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
 def draft_seconds(
     runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]
 ) -> tuple[float, float | None] | None:
-    """Seconds of a member's longest draft, and of a hint where it gives any; None if it fails with a sequence that no step computed."""
+    """Seconds of a member's longest draft, and of a hint where it gives any; None if it fails with a sequence that no
+    step computed."""
     length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
     times = []
     hints: list[float] = []
