@@ -52,11 +52,12 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
 
 def draft_seconds(
     runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]
-) -> tuple[float, float] | None:
-    """Seconds of a member's longest draft and of a hint; None if it fails with a sequence that no step computed."""
+) -> tuple[float, float | None] | None:
+    """Seconds of a member's longest draft, and of a hint where it gives any; None if it fails with a sequence that no
+    step computed."""
     length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
     times = []
-    hints = [0.0]
+    hints: list[float] = []
     with _made_up(runner, scheduler, 1 + max(length, member.nodes), member) as sequence:
         for _ in range(1 + ATTEMPTS):
             record = StepRecord(clock=clock)
@@ -64,10 +65,10 @@ def draft_seconds(
             if answer.draft is None:
                 return None
             times.append(record.drafts[member.name])
-            if runner.hints(member.name, [sequence], record) is not None:
-                hints.append(record.hints[member.name])
+            runner.hints(member.name, [sequence], record)
+            hints += record.hints.values()
         runner.forget(sequence)
-    return min(times[1:]), min(hints[1:], default=0.0)
+    return min(times[1:]), min(hints[1:], default=None)
 
 
 def _most(scheduler: Scheduler) -> int:

@@ -66,9 +66,7 @@ class Speculation:
             chosen = self._choose(drafting, self.controller, record)
         owned = [sequence for sequence in sequences if sequence.request.draft_kv is not None]
         others = [sequence for sequence in owned if sequence not in drafting]
-        if others:
-            followers = tuple(self.controller.prompt_followers())
-            chosen += [(sequence, Choice(followers=followers)) for sequence in others]
+        chosen += [(each, Choice(followers=tuple(self.controller.prompt_followers(each)))) for each in others]
         return chosen
 
     def _choose(self, drafting: Many[Sequence], controller: Chooser, record: StepRecord) -> Asked:
@@ -99,6 +97,7 @@ class Speculation:
             if told is not None:
                 for own, hint in zip(hints, told, strict=True):
                     own[name] = max(NOTHING, min(MOST_HINT, hint))
+            if name in record.hints:
                 self.controller.hinted(name, [(s, s.num_tokens) for s in sequences], record.hints[name])
         return hints
 
@@ -133,7 +132,7 @@ class Speculation:
                 self.controller.drafted(name, drafts, seconds)
             elif followed:
                 missed = sum(sequence.num_tokens - sequence.num_draft_computed_tokens for sequence in followed)
-                in_prompt = any(sequence.num_uncomputed_tokens > 1 for sequence in followed)
+                in_prompt = any(sequence.num_uncomputed_tokens > 1 or _lag(sequence) for sequence in followed)
                 known = [(sequence, sequence.num_tokens) for sequence in followed]
                 self.controller.followed(name, known, missed, seconds, in_prompt)
 

@@ -433,6 +433,61 @@ def test_a_failing_proposer_costs_a_draft_and_not_a_request() -> None:
     assert tokens(outputs) == tokens(generate(make_engine(model()), [PROMPTS[0]], params))
 
 
+class SlowToFail(RandomProposer):
+    """Fails to hint, after some time; counts what it is asked."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__(VOCABULARY)
+        self.clock, self.seconds, self.asked = clock, seconds, Counter[str]()
+
+    def hint(self, sequence: Sequence) -> int:
+        self.asked["hint"] += 1
+        self.clock.now += self.seconds
+        raise RuntimeError("no answer")
+
+    def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
+        self.asked["draft"] += 1
+        return super().propose(sequences, inp)
+
+
+@pytest.mark.filterwarnings("ignore:proposer 'slow' failed")
+@pytest.mark.parametrize("seconds", [0.0, 0.01 * STEP, 10 * STEP])
+def test_a_hint_that_fails_is_paid_for_and_followed_by_no_draft(seconds: float) -> None:
+    clock = Clock()
+    target = TimedModel(clock, random_script(VOCABULARY), VOCABULARY, max_model_len=600)
+    slow = SlowToFail(clock, seconds)
+    engine = auto_engine(target, {"slow": slow}, clock=clock)
+    slow.asked.clear()
+    took = seconds_of(engine, clock, 500)
+    assert took <= 500 * STEP / 0.98
+    assert not slow.asked["draft"]
+    explanation = engine.explain_speculation()
+    assert explanation is not None
+    assert explanation.hint_seconds == pytest.approx(slow.asked["hint"] * seconds)
+
+
+@pytest.mark.filterwarnings("ignore:proposer 'mute' failed")
+@pytest.mark.parametrize("fails", [True, False])
+def test_who_never_drafts_is_not_expected_to(fails: bool) -> None:
+    """It is asked for probes alone, once that is known."""
+
+    class Mute(RandomProposer):
+        def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft]:
+            if fails:
+                raise RuntimeError("nothing")
+            return [Draft() for _ in sequences]
+
+    clock = Clock()
+    target = TimedModel(clock, random_script(VOCABULARY), VOCABULARY, max_model_len=600)
+    engine = auto_engine(target, {"mute": Timed(Mute(VOCABULARY), clock, 0.001 * STEP)}, clock=clock)
+    seconds_of(engine, clock, 500)
+    explanation = engine.explain_speculation()
+    assert explanation is not None
+    (mute,) = explanation.proposers
+    assert mute.num_asked - mute.num_probes <= 30
+    assert explanation.expected_tokens / explanation.num_steps < 1.02
+
+
 def test_the_seam_is_there_for_those_who_name_their_proposer() -> None:
     engine = make_engine(model(), proposer="ngram")
     assert isinstance(engine.speculation, Speculation)

@@ -12,6 +12,8 @@ PROPOSER_WEIGHT, HINT_WEIGHT, OWN_WEIGHT = 2.0, 3.0, 4.0
 """How many trials the level above is worth."""
 PROPOSER_FADE, HINT_FADE, OWN_FADE = 0.98, 0.97, 0.93
 """What a trial is still worth after the next one."""
+DOUBT = 0.1
+"""Drafts that are taken to have come, beside those that were asked for: little, as a few of nothing tell enough."""
 
 
 class Tally:
@@ -56,7 +58,7 @@ class Tally:
         """Of the drafts that had the position before it, and were to have this one, the share that had it."""
         if position >= len(self.wanted):
             return 1.0
-        return (self.given[position] + 1.0) / (self.wanted[position] + 1.0)
+        return (self.given[position] + DOUBT) / (self.wanted[position] + DOUBT)
 
 
 def conditional(proposer: Tally, hint: Tally, own: Tally | None, position: int, before: float) -> float:

@@ -85,6 +85,9 @@ class Beliefs:
         self.drafting = {name: DraftCost() for name in self.members}
         self.following = {name: DraftCost() for name in self.members}
         """By tokens followed."""
+        self.telling = {name: DraftCost() for name in self.members}
+        """What a hint takes."""
+        self._costs = (*self.drafting.values(), *self.following.values(), *self.telling.values())
         self._proposers = {name: Tally(PROPOSER_FADE) for name in self.members}
         self._hints: dict[tuple[str, int, bool], Tally] = {}
         self._sequences: dict[Hashable, Known] = {}
@@ -95,6 +98,8 @@ class Beliefs:
     def tick(self) -> None:
         """A step begins."""
         self._now += 1
+        for cost in self._costs:
+            cost.rest()
 
     def known(self, key: Hashable) -> Known:
         """What is known of a sequence; nothing of a new one."""

@@ -1,11 +1,15 @@
 """What may be lost: an account for each proposer against plain decoding, and a credit for probes.
 
 Estimates may be wrong, and an adversary may make them so. Therefore each proposer has an account in seconds: what its
-drafts saved comes in, up to a limit, and what they cost goes out. Below zero it is switched off until the trickle, a
-small share of the time that was spent decoding, has paid for it. Probes, which go against the estimates, are paid from
-another such share, in equal parts for all proposers: a cheap one is looked at often and a dear one rarely, and neither
-at the other's cost. A third share pays for plain steps where drafting is all that is done, since what it is judged by
-is what a plain step takes. So what all of it loses is at most the grants and these three shares.
+drafts saved comes in, up to a limit, and all that it took goes out, whether anything came of it or not. Below zero it
+is switched off until the trickle, a small share of the time that was spent decoding, has paid for it: nobody can stop a
+call that takes long, but it is the last until it is made up for. To read a text for the first time is an advance on the
+drafts of it. It has a limit of its own, the stake: who does not earn it is let read no more.
+
+Probes, which go against the estimates, are paid from another such share, in equal parts for all proposers: a cheap one
+is looked at often and a dear one rarely, and neither at the other's cost. A third share pays for plain steps where
+drafting is all that is done, since what it is judged by is what a plain step takes. So what all of it loses is at most
+the grants, these three shares, and one call beyond each.
 """
 
 from __future__ import annotations
@@ -22,10 +26,17 @@ GRANT = 0.4
 """Plain steps that an account begins with: enough for a few failures, since few prove nothing."""
 FIRST_CREDIT = 0.1
 """The same for probes."""
-MOST_SAVED = 6.0
-"""Plain steps that an account may hold."""
-DEEPEST = -2.0
-"""Plain steps that an account may owe: what the estimates know of by then keeps a dear proposer off."""
+STAKE = 5.0
+"""Plain steps that reading texts may take before drafts have made up for it."""
+READ_SHARE = 0.01
+"""Of the time spent on prompts, what reading them may lose."""
+MOST_SAVED = 50.0
+"""Plain steps that an account may hold, at first."""
+SAVED_SHARE = 0.02
+"""The same of a longer session: of its steps."""
+DEEPEST = -100.0
+"""Plain steps that an account may owe, and as many more as the session had steps: a debt is paid back, unless by then
+everything else would be over."""
 MOST_CREDIT = 1.0
 """Plain steps that a credit may hold, unless a probe costs more."""
 
@@ -39,6 +50,9 @@ class Budget:
         self.accounts = dict.fromkeys(names, GRANT * plain)
         self.credits = dict.fromkeys(names, FIRST_CREDIT * plain)
         """For probes."""
+        self.stakes = dict.fromkeys(names, STAKE * plain)
+        """The accounts less what reading texts took."""
+        self._num_steps = 0
         self.plain_credit = 0.0
         """Of plain steps; below 0 while one is being paid for."""
         self.spent = 0.0
@@ -52,6 +66,7 @@ class Budget:
     def elapsed(self, seconds: float, plain: float) -> None:
         """So much time was spent decoding."""
         own = self._share * seconds
+        self._num_steps += 1
         for member in self.accounts:
             self.add(member, LOSS_SHARE * own, plain)
             most = max(MOST_CREDIT * plain, self._wanted[member])
@@ -60,7 +75,24 @@ class Budget:
 
     def add(self, member: str, seconds: float, plain: float) -> None:
         """A member saved so many seconds, or lost them if negative."""
-        self.accounts[member] = min(MOST_SAVED * plain, max(DEEPEST * plain, self.accounts[member] + seconds))
+        lowest, most = DEEPEST - self._num_steps, max(MOST_SAVED, SAVED_SHARE * self._num_steps)
+        self.accounts[member] = min(most * plain, max(lowest * plain, self.accounts[member] + seconds))
+        most = max(most, STAKE)
+        self.stakes[member] = min(most * plain, max(lowest * plain, self.stakes[member] + seconds))
+
+    def may_read(self, member: str) -> bool:
+        """Whether a member may read another text, at the stake's cost."""
+        return self.stakes[member] >= 0 and not self.is_off(member)
+
+    def has_read(self, member: str, seconds: float) -> None:
+        """A member read texts that were new to it, which took so long."""
+        self.stakes[member] -= seconds
+
+    def prompts_took(self, seconds: float, plain: float) -> None:
+        """So much time was spent on prompts."""
+        most = max(STAKE, SAVED_SHARE * self._num_steps)
+        for member, stake in self.stakes.items():
+            self.stakes[member] = max(stake, min(most * plain, stake + READ_SHARE * self._share * seconds))
 
     def affords(self, member: str, seconds: float) -> bool:
         """Whether a probe of a member may lose so much."""

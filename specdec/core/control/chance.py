@@ -52,7 +52,7 @@ class Chance:
         others = tuple(name for name in followers if name != chosen.name)
         return Choice(chosen.name, coin.randint(0, max(0, limit)), others)
 
-    def prompt_followers(self) -> list[str]:
+    def prompt_followers(self, key: Hashable) -> list[str]:
         self._num_decisions += 1
         coin = self._coin("prompt")
         return [member.name for member in self.members if member.has_kv and coin.random() < FOLLOWS]

@@ -36,18 +36,19 @@ class Chooser(Protocol):
         """The step's decision, one for each candidate. `rows` are computed in any case."""
         ...
 
-    def prompt_followers(self) -> Many[str]:
-        """Members with KV that follow prompts."""
+    def prompt_followers(self, key: Hashable) -> Many[str]:
+        """Members with KV that follow a sequence's prompt."""
         ...
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
-        """A member was asked for hints about these sequences, of so many tokens each."""
+        """A member was asked for hints about these sequences, of so many tokens each; it may have failed."""
         ...
 
     def followed(
         self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool
     ) -> None:
-        """A member followed sequences without drafting, which had this many tokens new to it."""
+        """A member followed sequences without drafting, which had this many tokens new to it. `in_prompt`: it was
+        not just the last few."""
         ...
 
     def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:

@@ -59,14 +59,15 @@ class Controller:
         self._forgone: float | None = None
         """Seconds a token that were promised, where a plain step was taken instead."""
         self._step = 0
-        self._hint_seconds = dict.fromkeys(self.beliefs.members, 0.0)
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
         self._stateful = [member for member in self.members if member.has_kv or member.learns]
 
-    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float = 0.0) -> None:
-        """What a draft of that length and a hint took before there was any request."""
+    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float | None = None) -> None:
+        """What a draft of that length and a hint took before there was any request; None: it gives no hints."""
         self.beliefs.drafting[member].observe(length, seconds)
-        self._hint_seconds[member] = hint_seconds
+        if hint_seconds is not None:
+            self.beliefs.hinting.add(member)
+            self.beliefs.telling[member].observe(1, hint_seconds)
 
     def wanted_hints(self, num_sequences: int) -> list[str]:
         """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then; who is
@@ -75,8 +76,7 @@ class Controller:
         return [
             name
             for name, last in self._last_chosen.items()
-            if (looks or self._step - last < ATTENTIVE)
-            and self._may_hint(name, num_sequences * self._hint_seconds[name])
+            if (looks or self._step - last < ATTENTIVE) and self._may_hint(name, num_sequences)
         ]
 
     @property
@@ -86,24 +86,34 @@ class Controller:
 
     def rest(self, num_sequences: int, rows: int) -> None:
         """A step without a choice: so many sequences are decoded plainly."""
-        self._step += 1
-        self.beliefs.tick()
-        self._pending.clear()
+        self._begin()
         self._plan, self._forgone = self._plain_plan(num_sequences, rows), None
         for _ in range(num_sequences):
             self._tallies.chose(PLAIN, 0, False)
 
+    def _begin(self) -> None:
+        """A step begins. Drafts that were never verified have cost what they cost."""
+        self._step += 1
+        self.beliefs.tick()
+        for key in list(self._pending):
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        pending = self._pending.pop(key, None)
+        if pending is not None and pending.drafting:
+            self._charge(pending.option.member.name, pending.drafting)
+
     def _plain_plan(self, num_sequences: int, rows: int) -> Plan:
         return Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
 
-    def _may_hint(self, member: str, seconds: float) -> bool:
-        return 0 <= seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds)
+    def _may_hint(self, member: str, num_sequences: int) -> bool:
+        cost = self.beliefs.telling[member]
+        seconds = num_sequences * cost.seconds(1)
+        return seconds <= self.budget.accounts[member] or self.budget.affords(member, seconds + cost.risk)
 
     def choose(self, candidates: Many[Candidate], rows: int) -> list[Choice]:
         """The step's decision. `rows` are computed in any case: one for each candidate, and others'."""
-        self._step += 1
-        self.beliefs.tick()
-        self._pending.clear()
+        self._begin()
         usable = [member for member in self.members if not self.budget.is_off(member.name)]
         plan = make_plan(candidates, usable, self.beliefs, self.cost, rows)
         is_plain = self._looks.wants_plain_step(plan, rows)
@@ -125,15 +135,22 @@ class Controller:
             self._tallies.chose(choice.proposer, choice.length, choice.is_probe)
         return choices
 
-    def prompt_followers(self, rows: int = 1) -> list[str]:
-        """Members with KV that follow prompts: those that promise something to a sequence of which nothing is known."""
+    def prompt_followers(self, key: Hashable) -> list[str]:
+        """Members with KV that follow a prompt: those that promise something to a sequence of which nothing is known,
+        and have earned what earlier prompts took. Who has begun goes on."""
         blank = Candidate(key=None, num_tokens=0, length=64, kv_length=64)
-        plans = (
-            (member.name, make_plan([blank], [member], self.beliefs, self.cost, rows))
+        met = self.beliefs.known(key).met
+        return [
+            member.name
             for member in self.members
-            if member.has_kv and not self.budget.is_off(member.name)
-        )
-        return [name for name, plan in plans if plan.options[0] is not None]
+            if member.has_kv
+            and (self.budget.may_read(member.name) or (member.name in met and not self.budget.is_off(member.name)))
+            and self._promises(member, blank)
+        ]
+
+    def _promises(self, member: Member, candidate: Candidate) -> bool:
+        """Whether a member by itself would be faster than plain decoding."""
+        return make_plan([candidate], [member], self.beliefs, self.cost, 1).options[0] is not None
 
     def _take(self, candidate: Candidate, option: Option | None) -> Choice:
         if option is None:
@@ -158,60 +175,85 @@ class Controller:
             if member.name != proposer
             and self._step - known.asked.get(member.name, known.since) < FOLLOWS_FOR
             and not self.budget.is_off(member.name)
+            and (not member.has_kv or self._keeps_up(member, candidate, known.met))
         )
+
+    def _keeps_up(self, member: Member, candidate: Candidate, met: set[str]) -> bool:
+        """Whether a member with KV is to follow a sequence. One that promises nothing need not: a later draft computes
+        what was missed, and many tokens at once are cheaper."""
+        is_open = not candidate.lag or member.name in met or self.budget.may_read(member.name)
+        return is_open and self._promises(member, replace(candidate, lag=0))
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""
         self._tallies.hint_seconds += seconds
         self.beliefs.hinting.add(member)
-        sequences = list(candidates)
-        usual = len(sequences) * self._hint_seconds[member]
-        late = max(self._without_catch_up(member, sequences, seconds), min(seconds, usual))
-        self._hint_seconds[member] += (late / len(sequences) - self._hint_seconds[member]) / 4
-        if seconds > self.budget.accounts[member]:
-            self.budget.probed(member, late)
+        sequences, cost = list(candidates), self.beliefs.telling[member]
+        usual = len(sequences) * cost.seconds(1)
+        seconds = max(self._without_reading(member, sequences, seconds), min(seconds, usual))
+        cost.observe(1, seconds / len(sequences))
+        if usual > self.budget.accounts[member]:
+            self.budget.probed(member, seconds)
         else:
-            self._charge(member, late)
+            self._charge(member, seconds)
 
     def followed(
         self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool
     ) -> None:
-        """A member followed sequences without drafting, which had this many tokens new to it. Following prompts is part
-        of their processing, and is not charged."""
-        late = self._without_catch_up(member, sequences, seconds)
+        """A member followed sequences without drafting, which had this many tokens new to it. In a prompt it is its
+        stake that pays for that."""
         self.beliefs.following[member].observe(num_missed, seconds)
-        if not in_prompt:
+        if in_prompt:
+            for key, _ in sequences:
+                self.beliefs.known(key).met.add(member)
+            self.budget.has_read(member, seconds)
+        else:
             self._tallies.follow_seconds += seconds
-            self._charge(member, late)
+            self._charge(member, self._without_reading(member, sequences, seconds))
 
     def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
         """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
         mine = [(self._pending[key], depth, nodes) for key, depth, nodes in drafts if key in self._pending]
         if not mine:
             return
-        sequences = [(each.candidate.key, each.candidate.num_tokens) for each, _, _ in mine]
-        believed = self._without_catch_up(member, sequences, seconds) / len(mine)
-        late = sum(self.beliefs.catch_up_seconds(each.candidate, each.option.member) for each, _, _ in mine) / len(mine)
-        length = round(sum(each.option.length for each, _, _ in mine) / len(mine))
-        cost = self.beliefs.drafting[member]
-        believed = max(believed - late, min(seconds / len(mine), cost.seconds(length)))
-        believed = cost.observe(length, believed) + late
+        drafting = self._drafting(member, [each for each, _, _ in mine], seconds)
         for each, depth, nodes in mine:
-            each.drafting = believed
+            each.drafting = drafting / len(mine)
             option = each.option
             self.beliefs.drafted(member, option.hint, each.candidate.is_greedy, option.length, depth, nodes)
             self._tallies.draft_seconds[member] += seconds / len(mine)
             self._tallies.num_asked[member] += 1
 
-    def _without_catch_up(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
-        """Seconds less what a first look at sequences may take."""
+    def _drafting(self, member: str, asked: Many[_Pending], seconds: float) -> float:
+        """What the drafts took of the seconds of a call, in which the member may have seen texts for the first time."""
+        length = round(sum(each.option.length for each in asked) / len(asked))
+        lag = sum(each.candidate.lag for each in asked if each.option.member.has_kv)
+        cost = self.beliefs.drafting[member]
+        usual = min(seconds, len(asked) * cost.seconds(length))
+        sequences = [(each.candidate.key, each.candidate.num_tokens) for each in asked]
+        if not lag:
+            own = max(self._without_reading(member, sequences, seconds), usual)
+            cost.observe(length, own / len(asked))
+            return own
+        for key, _ in sequences:
+            self.beliefs.known(key).met.add(member)
+        self.beliefs.following[member].observe(lag, seconds - usual)
+        if not self.budget.may_read(member):
+            return seconds
+        self.budget.has_read(member, seconds - usual)
+        return usual
+
+    def _without_reading(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
+        """Seconds less what a first look at sequences may take, which the stake pays for."""
         allowance, plain = 0.0, self.cost.seconds(1)
         for key, num_tokens in sequences:
             met = self.beliefs.known(key).met
             if member not in met:
                 met.add(member)
                 allowance += CATCH_UP_SHARE * plain * num_tokens
-        return max(0.0, seconds - allowance)
+        look = min(seconds, allowance) if self.budget.may_read(member) else 0.0
+        self.budget.has_read(member, look)
+        return seconds - look
 
     def _charge(self, member: str, seconds: float) -> None:
         self.budget.add(member, -seconds, self.cost.seconds(1))
@@ -225,8 +267,9 @@ class Controller:
         judged = list(outcomes)
         if is_pure:
             self.cost.observe(rows, seconds)
-        elif judged:
-            seconds = min(seconds, self.cost.seconds(sum(1 + each.nodes for each in judged)))
+        else:
+            whole, seconds = seconds, min(seconds, self.cost.seconds(sum(1 + each.nodes for each in judged)))
+            self.budget.prompts_took(whole - seconds, self.cost.seconds(1))
         if is_pure or judged:
             self.budget.elapsed(seconds + propose, self.cost.seconds(1))
         if is_pure and self._plan is not None:
@@ -260,7 +303,7 @@ class Controller:
     def forget(self, key: Hashable) -> None:
         """A sequence is done."""
         self.beliefs.forget(key)
-        self._pending.pop(key, None)
+        self._drop(key)
 
     def explain(self) -> Explanation:
         """What was chosen, and what it was chosen from."""

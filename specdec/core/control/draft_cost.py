@@ -1,6 +1,8 @@
 """What a draft for one sequence takes, as a line over its length: a moving fit that outliers hardly move.
 
-A lookup costs the same for any length, a draft model so much for each token; both are lines.
+A lookup costs the same for any length, a draft model so much for each token; both are lines. Outliers have no length,
+but they are paid for: by as much as drafts of late took more on average, the line is lifted. Since who is dear is
+seldom asked, and would never show that it no longer is, the lift is forgotten in time too.
 """
 
 from __future__ import annotations
@@ -8,6 +10,10 @@ from __future__ import annotations
 FADE = 0.9
 TOLERANCE = 4.0
 """Once something is known, an observation counts for at most so many times what was expected."""
+MEAN_RATE = 0.05
+"""How fast the mean of what is above the line moves, once there are as many observations."""
+FORGOTTEN = 0.001
+"""Of what is above the line, with every step."""
 LEAST_SPREAD = 0.25
 """The variance of lengths from which on a slope is fitted; below it, none is seen."""
 
@@ -19,14 +25,19 @@ class DraftCost:
         self.num_observed = 0
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
         self.base = self.slope = 0.0
+        self.lift = 0.0
+        """What is above the line on average; `base` holds it."""
+        self.peak = 0.0
+        """The most that was above the line; it is forgotten as the lift is."""
 
     def seconds(self, length: int) -> float:
         """Of a draft of that length; 0 while nothing is known."""
         return max(0.0, self.base + self.slope * length)
 
     def observe(self, length: int, seconds: float) -> float:
-        """A draft took so long; what of it is believed."""
-        seconds, expected = max(0.0, seconds), self.seconds(length)
+        """A draft took so long; what the line believes of it."""
+        took = seconds = max(0.0, seconds)
+        expected = max(0.0, self.base - self.lift + self.slope * length)
         if self.num_observed and expected > 0:
             seconds = min(seconds, TOLERANCE * expected)
         self.num_observed += 1
@@ -36,7 +47,23 @@ class DraftCost:
         self._y = FADE * self._y + seconds
         self._xy = FADE * self._xy + length * seconds
         self._fit()
+        above = took - self.seconds(length)
+        self.lift = max(0.0, self.lift + (above - self.lift) * max(MEAN_RATE, 1 / self.num_observed))
+        self.base += self.lift
+        self.peak = max(self.peak, above)
         return seconds
+
+    def rest(self) -> None:
+        """A step went by."""
+        forgotten = FORGOTTEN * self.lift
+        self.lift -= forgotten
+        self.base -= forgotten
+        self.peak -= FORGOTTEN * self.peak
+
+    @property
+    def risk(self) -> float:
+        """Seconds that a draft may take beyond what is expected: a rare large one may be the next."""
+        return max(0.0, self.peak - self.lift)
 
     def _fit(self) -> None:
         mean_x, mean_y = self._x / self._weight, self._y / self._weight

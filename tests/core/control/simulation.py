@@ -7,6 +7,7 @@ of the step's number and of a counter-based uniform, so every run is the same.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -36,6 +37,9 @@ class Script:
     hinting: float = 0.000005
     """Seconds of a hint."""
     drafts: Callable[[int], bool] = lambda step: True
+    draft_spike: Callable[[int], float] = lambda call: 0.0
+    hint_spike: Callable[[int], float] = lambda call: 0.0
+    """Seconds more, by how often it was asked before."""
     length: int = 15
     nodes: int = 0
     has_kv: bool = False
@@ -56,6 +60,8 @@ class Machine:
     clock: float = 0.0
     tokens: int = 0
     spent: dict[str, float] = field(default_factory=dict)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By proposer and what it was asked for, how often."""
 
     def controller(self, measured: Mapping[int, float] | None = None) -> Controller:
         """One that measured the machine's T(M), or `measured` instead."""
@@ -65,7 +71,7 @@ class Machine:
         ]
         controller = Controller(members, StepCost(measured or self.curve()))
         for name, each in self.scripts.items():
-            hinting = 0.0 if each.hint is None else each.hinting
+            hinting = None if each.hint is None else each.hinting
             controller.calibrated(name, each.length, each.fixed + each.each * each.length, hinting)
         return controller
 
@@ -84,7 +90,7 @@ class Machine:
         drafting = 0.0
         wanted = [name for name in controller.wanted_hints(self.batch) if self.scripts[name].hint is not None]
         for name in wanted:
-            seconds = self.batch * self.scripts[name].hinting
+            seconds = self.batch * self.scripts[name].hinting + self._spike(name, "hint")
             controller.hinted(name, [((keys, row), 100 + step) for row in range(self.batch)], seconds)
             drafting += seconds
         candidates = []
@@ -105,6 +111,7 @@ class Machine:
         for name, drafts in made.items():
             longest = max(choice.length for choice in choices if choice.proposer == name)
             seconds = len(drafts) * (self.scripts[name].fixed + self.scripts[name].each * longest)
+            seconds += self._spike(name, "draft")
             controller.drafted(name, drafts, seconds)
             self.spent[name] = self.spent.get(name, 0.0) + seconds
             drafting += seconds
@@ -113,6 +120,11 @@ class Machine:
         controller.verified(outcomes, rows, seconds, drafting, is_pure=not self.prompt_rows)
         self.clock += seconds + drafting
         self.tokens += self.batch + sum(outcome.accepted for outcome in outcomes)
+
+    def _spike(self, name: str, part: str) -> float:
+        script, call = self.scripts[name], self.calls[name, part]
+        self.calls[name, part] += 1
+        return script.hint_spike(call) if part == "hint" else script.draft_spike(call)
 
     def _depth(self, name: str, length: int, step: int) -> int:
         return length if name != PLAIN and self.scripts[name].drafts(step) else 0

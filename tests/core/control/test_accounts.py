@@ -152,10 +152,33 @@ def test_what_was_promised_stands_beside_what_came() -> None:
 
 def test_an_account_holds_and_owes_only_so_much() -> None:
     budget = Budget(["a"], 1.0)
-    budget.add("a", 100.0, 1.0)
+    budget.add("a", 1000.0, 1.0)
     assert budget.accounts["a"] == MOST_SAVED
-    budget.add("a", -100.0, 1.0)
+    budget.add("a", -1000.0, 1.0)
     assert budget.accounts["a"] == DEEPEST
+    for _ in range(1000):
+        budget.elapsed(0.0, 1.0)
+    budget.add("a", -1e6, 1.0)
+    assert budget.accounts["a"] == DEEPEST - 1000, "in a long session more"
+
+
+def test_what_came_to_nothing_is_charged() -> None:
+    """A draft whose sequence ended, one that no step verified, and a first look at a text beyond the stake."""
+    controller = Controller([COPY], StepCost(CURVE))
+    for ends in (True, False):
+        (choice,) = controller.choose([Candidate("s", 0, 8)], 1)
+        assert choice.length
+        controller.drafted("copy", [("s", 0, 0)], 0.01 * STEP)
+        before = controller.budget.accounts["copy"]
+        if ends:
+            controller.forget("s")
+        else:
+            controller.rest(1, 1)
+        assert before - controller.budget.accounts["copy"] == pytest.approx(0.01 * STEP)
+    controller.budget.has_read("copy", 100 * STEP)
+    before = controller.budget.accounts["copy"]
+    controller.followed("copy", [("new", 1000)], 1, 0.02 * STEP, in_prompt=False)
+    assert before - controller.budget.accounts["copy"] == pytest.approx(0.02 * STEP)
 
 
 @given(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
 from specdec.core.control.controller import Controller
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import PLAIN, Candidate, Member, Outcome
-from tests.core.control.simulation import STEP, Machine, Script
+from tests.core.control.simulation import SIZES, STEP, Machine, Script, cpu
 
 Scripts = Mapping[str, Script]
 
@@ -47,6 +49,50 @@ def test_hopeless_proposers_cost_less_than_two_percent(name: str, batch: int, st
 def test_they_do_so_among_prompts_as_well(name: str) -> None:
     machine = Machine(dict(HOPELESS[name]), batch=4, prompt_rows=20)
     assert machine.run(machine.controller(), 1000) >= 0.98 * machine.plain()
+
+
+def spikes(seconds: float, every: int, first: int = 0) -> Callable[[int], float]:
+    return lambda call: seconds if call >= first and call % every == every - 1 else 0.0
+
+
+RARELY_SLOW: dict[str, tuple[float, Script]] = {
+    "late to be slow": (12 * STEP, Script(always(0.0), draft_spike=spikes(12 * STEP, 1))),
+    "late, when it has shown itself good": (12 * STEP, Script(always(0.5), draft_spike=spikes(12 * STEP, 1, 100))),
+    "one draft in eight": (50 * STEP, Script(always(0.0), draft_spike=spikes(50 * STEP, 8))),
+    "one draft in twenty, and no bad ones": (100 * STEP, Script(always(0.2), draft_spike=spikes(100 * STEP, 20))),
+    "one hint in ten": (25 * STEP, Script(always(0.0), hint=lambda step: 0, hint_spike=spikes(25 * STEP, 10))),
+    "one hint in ten, which boasts": (
+        25 * STEP,
+        Script(always(0.0), hint=lambda _: 7, hint_spike=spikes(25 * STEP, 10)),
+    ),
+    "a hint late to be slow": (12 * STEP, Script(always(0.0), hint=lambda step: 0, hint_spike=spikes(12 * STEP, 1, 4))),
+}
+
+
+@pytest.mark.parametrize("name", RARELY_SLOW)
+def test_a_slow_call_that_nothing_foretold_is_the_only_one(name: str) -> None:
+    """Nobody can stop it. What comes on top of it is less than two percent, for long."""
+    spike, script = RARELY_SLOW[name]
+    machine = Machine({"rare": script})
+    machine.run(machine.controller(), 900)
+    assert machine.clock - spike <= machine.tokens / machine.plain() / 0.98
+
+
+@pytest.mark.parametrize("name", RARELY_SLOW)
+def test_rare_slow_calls_cost_two_percent_of_a_long_session(name: str) -> None:
+    _, script = RARELY_SLOW[name]
+    machine = Machine({"rare": script})
+    assert machine.run(machine.controller(), 12000) >= 0.98 * machine.plain()
+
+
+def test_who_is_good_outlives_a_hiccup() -> None:
+    """One call takes as long as forty steps: at once no matter for who saved more, and in time not for who is new."""
+    for first, steps in ((30, 1200), (1000, 100)):
+        machine = Machine({"good": Script(always(0.8), draft_spike=lambda call, at=first: 40 * STEP * (call == at))})
+        controller = machine.controller()
+        machine.run(controller, first + steps)
+        start = first + steps
+        assert machine.run(controller, 300, start=start) >= 0.9 * machine.oracle(range(start, start + 300))
 
 
 @pytest.mark.parametrize("period", [1, 3, 10, 50, 200])
@@ -284,3 +330,92 @@ def test_who_needs_to_follow_follows_while_it_is_of_use() -> None:
         accepted = choice.length if choice.proposer == "copy" else 0
         controller.verified([Outcome("s", choice.length, choice.length, accepted)], 1 + choice.length, 1.0, 0.0, True)
     assert 10 <= followed < 100, "it follows at first, and is let be when it was of no use"
+
+
+PROMPT = 400
+"""Tokens of a prompt that the scripted head below sees in two parts, each of which takes it two plain steps."""
+
+
+@dataclass
+class Requests:
+    """Short answers to long prompts, for a controller that has one head to choose, with KV of its own."""
+
+    acceptance: float
+    each: float
+    """Plain steps for each token of a draft."""
+    followed: Counter[int] = field(default_factory=Counter)
+    """By request, how many parts of its prompt the head has seen."""
+    halves: int = 0
+    """Prompts of which it followed only a part."""
+    clock: float = 0.0
+    plain: float = 0.0
+
+    def run(self, count: int, answer: int = 24) -> Controller:
+        cost = StepCost({size: cpu(size) for size in SIZES})
+        controller = Controller([Member("head", 4, 4, has_kv=True)], cost)
+        controller.calibrated("head", 4, 4 * self.each * STEP)
+        for request in range(count):
+            self._read(controller, request)
+            tokens = 1
+            while tokens < answer:
+                tokens += self._decode(controller, request, tokens)
+            self.plain += (answer - 1) * STEP
+            controller.forget(request)
+        return controller
+
+    def _read(self, controller: Controller, request: int) -> None:
+        for _ in range(2):
+            took = 20 * STEP
+            self.plain += took
+            if "head" in controller.prompt_followers(request):
+                self.followed[request] += 1
+                controller.followed("head", [(request, PROMPT)], PROMPT // 2, 2 * STEP, in_prompt=True)
+                took += 2 * STEP
+            controller.verified([], PROMPT // 2, 20 * STEP, took - 20 * STEP, is_pure=False)
+            self.clock += took
+        self.halves += self.followed[request] == 1
+
+    def _decode(self, controller: Controller, request: int, tokens: int) -> int:
+        lag = 0 if self.followed[request] == 2 else PROMPT
+        (choice,) = controller.choose([Candidate(request, PROMPT + tokens, 4, 4, lag=lag)], 1)
+        seconds = accepted = 0
+        if choice.proposer != PLAIN:
+            seconds = choice.length * self.each * STEP + lag / PROMPT * 4 * STEP
+            controller.drafted("head", [(request, choice.length, choice.length)], seconds)
+            while (
+                accepted < choice.length and random.Random(f"{request}/{tokens}/{accepted}").random() < self.acceptance
+            ):
+                accepted += 1
+        elif choice.followers:
+            seconds = self.each * STEP + lag / PROMPT * 4 * STEP
+            controller.followed("head", [(request, PROMPT + tokens)], 1 + lag, seconds, in_prompt=lag > 0)
+        if seconds and lag:
+            self.followed[request] = 2
+        rows = 1 + choice.length
+        controller.verified([Outcome(request, choice.length, choice.length, accepted)], rows, cpu(rows), seconds, True)
+        self.clock += cpu(rows) + seconds
+        return 1 + accepted
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.1])
+@pytest.mark.parametrize("each", [0.05, 0.3, 0.97])
+def test_a_hopeless_head_stops_following_and_costs_less_than_two_percent(acceptance: float, each: float) -> None:
+    requests = Requests(acceptance, each)
+    requests.run(12)
+    assert requests.clock <= requests.plain / 0.98
+    assert not requests.halves, "what was begun is of use only as a whole"
+
+
+def test_who_earns_too_little_for_its_prompts_stops_following_them() -> None:
+    """It is right often enough to be worth its drafts, and not what it takes to see the prompts first."""
+    requests = Requests(0.4, 0.25)
+    requests.run(60)
+    assert 0 < len(requests.followed) < 20
+    assert requests.clock <= requests.plain / 0.98
+
+
+def test_a_good_head_follows_all_prompts() -> None:
+    requests = Requests(0.8, 0.1)
+    requests.run(20, answer=60)
+    assert len(requests.followed) == 20
+    assert requests.clock <= 0.85 * requests.plain
