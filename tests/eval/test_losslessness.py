@@ -309,7 +309,7 @@ def test_stale_counter_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Scheduler, "_preempt", keeps_the_counter)
     report = verify(layered(2), config("draft"))
-    caught(report, "proposer KV", "after 1 preemption", "counts as computed")
+    caught(report, "proposer KV", "preemption", "counts as computed")
     others(report, "proposer KV", "requests")
 
 
