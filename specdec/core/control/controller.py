@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
+from specdec.core.control.draft_cost import DraftCost
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.looks import Looks
 from specdec.core.control.plan import Plan, make_plan
@@ -30,6 +31,10 @@ NOW_AND_THEN = 4
 CATCH_UP_SHARE = 0.02
 """Of a plain step, what a proposer may take for each token of a sequence that it sees for the first time: that is the
 prompt's time, and the rest is decoding's."""
+SURPRISE = 4.0
+"""Plain steps beyond what was expected that count of a call that takes much longer than that."""
+SURPRISE_GAP = 10_000
+"""Steps from one such call of a member to the next of which not all is counted."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,7 @@ class Controller:
         self.cost = cost
         self.beliefs = Beliefs(members)
         self.members = tuple(self.beliefs.members.values())
+        self._surprised: dict[str, int] = {}
         self.budget = Budget(self.beliefs.members, cost.seconds(1))
         self._looks = Looks(self.members, self.beliefs, cost, self.budget)
         self._tallies = Tallies([member.name for member in self.members])
@@ -191,6 +197,7 @@ class Controller:
         sequences, cost = list(candidates), self.beliefs.telling[member]
         usual = len(sequences) * cost.seconds(1)
         seconds = max(self._without_reading(member, sequences, seconds), min(seconds, usual))
+        seconds = self._believed(member, cost, 1, len(sequences), seconds)
         cost.observe(1, seconds / len(sequences))
         if usual > self.budget.accounts[member]:
             self.budget.probed(member, seconds)
@@ -233,6 +240,7 @@ class Controller:
         sequences = [(each.candidate.key, each.candidate.num_tokens) for each in asked]
         if not lag:
             own = max(self._without_reading(member, sequences, seconds), usual)
+            own = self._believed(member, cost, length, len(asked), own)
             cost.observe(length, own / len(asked))
             return own
         for key, _ in sequences:
@@ -254,6 +262,18 @@ class Controller:
         look = min(seconds, allowance) if self.budget.may_read(member) else 0.0
         self.budget.has_read(member, look)
         return seconds - look
+
+    def _believed(self, member: str, cost: DraftCost, length: int, count: int, seconds: float) -> float:
+        """What is held against a member of the seconds that drafts or hints for `count` sequences took.
+
+        A process is stopped now and then, and whoever computes just then looks dear. So of a surprise only a few plain
+        steps count, but not of another one soon after.
+        """
+        most = count * cost.seconds(length) + SURPRISE * self.cost.seconds(1)
+        if seconds <= most or self._step - self._surprised.get(member, -SURPRISE_GAP) < SURPRISE_GAP:
+            return seconds
+        self._surprised[member] = self._step
+        return most
 
     def _charge(self, member: str, seconds: float) -> None:
         self.budget.add(member, -seconds, self.cost.seconds(1))
