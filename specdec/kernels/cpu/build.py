@@ -32,8 +32,9 @@ because keys are moved as words and multiplied as floats or pairs of bfloat16.""
 _AVX512 = {"avx512f": "f", "avx512bw": "bw", "avx512vl": "vl", "avx512dq": "dq"}
 _AVX512_EXTRAS = {"avx512_vnni": "-mavx512vnni", "avx512_bf16": "-mavx512bf16"}
 
-ABANDONED_SECONDS = 24 * 3600
-"""After which a new library takes the place of those that nobody has used since."""
+ABANDONED_SECONDS = {"tmp*": 24 * 3600, "cpu-*": 90 * 24 * 3600}
+"""Since its last use, after which an entry of the folder is removed: folders of compilations that were killed, and
+libraries. Who may not write in the folder leaves no sign of use, hence the months."""
 
 
 class NoCompiler(Exception):
@@ -112,11 +113,11 @@ def _kept(libraries: Iterable[Path]) -> Path | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what nobody has used for a day: libraries, and folders of compilations that were killed."""
-    for pattern in ("cpu-*", "tmp*"):
+    """Remove what nobody has used for long."""
+    for pattern, seconds in ABANDONED_SECONDS.items():
         for entry in folder.glob(pattern):
             try:
-                if time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
+                if time.time() - entry.stat().st_mtime > seconds:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             except OSError:
                 continue  # somebody else's, or gone already

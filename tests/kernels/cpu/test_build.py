@@ -124,14 +124,14 @@ def test_a_library_of_something_else_is_said(tmp_path: Path, monkeypatch: pytest
     assert "lacks specdec_open" in told[0]
 
 
-def test_a_build_sweeps_what_was_not_used_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_sweeps_what_was_not_used_for_months(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compilers(tmp_path, monkeypatch, g=WRITES)
     cache = tmp_path / "cache"
     used, unused = (build_library(cache, level="portable", extra_flags=(flag,)) for flag in ("-DA", "-DB"))
     (cache / "tmpkilled").mkdir()
     (cache / "tmpkilled" / "program.cpp").write_text("")
     (cache / "notes").write_text("")
-    old = time.time() - 25 * 3600
+    old = time.time() - 91 * 24 * 3600
     for entry in cache.iterdir():
         os.utime(entry, (old, old))
     (cache / "tmprunning").mkdir()
