@@ -3,13 +3,14 @@
 Estimates may be wrong, and an adversary may make them so. Therefore each proposer has an account in seconds: what its
 drafts saved comes in, up to a limit, and all that it took goes out, whether anything came of it or not. Below zero it
 is switched off until the trickle, a small share of the time that was spent decoding, has paid for it: nobody can stop a
-call that takes long, but it is the last until it is made up for. To read a text for the first time is an advance on the
-drafts of it. It has a limit of its own, the stake: who does not earn it is let read no more.
+call that takes long, but after a second one it rests until that is made up for (of the first the controller counts
+only a little, for it may be the machine's fault). To read a text for the first time is an advance on the drafts of it.
+It has a limit of its own, the stake: who does not earn it is let read no more.
 
 Probes, which go against the estimates, are paid from another such share, in equal parts for all proposers: a cheap one
 is looked at often and a dear one rarely, and neither at the other's cost. A third share pays for plain steps where
 drafting is all that is done, since what it is judged by is what a plain step takes. So what all of it loses is at most
-the grants, these three shares, and one call beyond each.
+the grants, these three shares, and two calls beyond each.
 """
 
 from __future__ import annotations
