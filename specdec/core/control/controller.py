@@ -10,18 +10,17 @@ It reads no clock: seconds come from the step's record.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
-from specdec.core.control.draft_cost import DraftCost
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.looks import Looks
 from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
+from specdec.core.control.types import PLAIN, Candidate, Choice, DraftTimes, Member, Option, Outcome
 
 FOLLOWS_FOR = 16
 """Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
@@ -68,12 +67,17 @@ class Controller:
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
         self._stateful = [member for member in self.members if member.has_kv or member.learns]
 
-    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float | None = None) -> None:
-        """What a draft of that length and a hint took before there was any request; None: it gives no hints."""
-        self.beliefs.drafting[member].observe(length, seconds)
-        if hint_seconds is not None:
+    def calibrated(self, member: str, length: int, times: DraftTimes) -> None:
+        """What a member took before there was any request; its drafts were of that length."""
+        cost = self.beliefs.drafting[member]
+        cost.shared = times.shared
+        cost.observe(length, times.draft)
+        if times.hint is not None:
             self.beliefs.hinting.add(member)
-            self.beliefs.telling[member].observe(1, hint_seconds)
+            self.beliefs.telling[member].observe(1, times.hint)
+        if times.reading is not None:
+            for num_tokens, seconds in ((0, 0.0), times.reading):
+                self.beliefs.following[member].observe(num_tokens, seconds)
 
     def wanted_hints(self, num_sequences: int) -> list[str]:
         """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then; who is
@@ -141,18 +145,23 @@ class Controller:
             self._tallies.chose(choice.proposer, choice.length, choice.is_probe)
         return choices
 
-    def prompt_followers(self, key: Hashable) -> list[str]:
-        """Members with KV that follow a prompt: those that promise something to a sequence of which nothing is known,
-        and have earned what earlier prompts took. Who has begun goes on."""
+    def prompt_followers(self, key: Hashable, num_tokens: int) -> list[str]:
+        """Members with KV that follow a prompt of so many tokens: those that promise something to a sequence of which
+        nothing is known, and have earned what earlier prompts took. Who has begun goes on."""
         blank = Candidate(key=None, num_tokens=0, length=64, kv_length=64)
         met = self.beliefs.known(key).met
         return [
             member.name
             for member in self.members
             if member.has_kv
-            and (self.budget.may_read(member.name) or (member.name in met and not self.budget.is_off(member.name)))
+            and not self.budget.is_off(member.name)
             and self._promises(member, blank)
+            and (member.name in met or self._may_read(member.name, num_tokens))
         ]
+
+    def _may_read(self, member: str, num_tokens: int) -> bool:
+        """Whether a member may read another text in this step; what it is expected to take is set aside for it."""
+        return self.budget.may_read(member, self.beliefs.following[member].seconds(num_tokens))
 
     def _promises(self, member: Member, candidate: Candidate) -> bool:
         """Whether a member by itself would be faster than plain decoding."""
@@ -187,8 +196,9 @@ class Controller:
     def _keeps_up(self, member: Member, candidate: Candidate, met: set[str]) -> bool:
         """Whether a member with KV is to follow a sequence. One that promises nothing need not: a later draft computes
         what was missed, and many tokens at once are cheaper."""
-        is_open = not candidate.lag or member.name in met or self.budget.may_read(member.name)
-        return is_open and self._promises(member, replace(candidate, lag=0))
+        if not self._promises(member, replace(candidate, lag=0)):
+            return False
+        return not candidate.lag or member.name in met or self._may_read(member.name, candidate.lag)
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""
@@ -197,7 +207,7 @@ class Controller:
         sequences, cost = list(candidates), self.beliefs.telling[member]
         usual = len(sequences) * cost.seconds(1)
         seconds = max(self._without_reading(member, sequences, seconds), min(seconds, usual))
-        seconds = self._believed(member, cost, 1, len(sequences), seconds)
+        seconds = self._believed(member, usual, seconds)
         cost.observe(1, seconds / len(sequences))
         if usual > self.budget.accounts[member]:
             self.budget.probed(member, seconds)
@@ -218,12 +228,19 @@ class Controller:
             self._tallies.follow_seconds += seconds
             self._charge(member, self._without_reading(member, sequences, seconds))
 
-    def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
-        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
+    def drafted(
+        self,
+        member: str,
+        drafts: Many[tuple[Hashable, int, int]],
+        seconds: float,
+        read: Mapping[Hashable, int] | None = None,
+    ) -> None:
+        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came. In the
+        same call it `read` others, which had so many tokens new to it."""
         mine = [(self._pending[key], depth, nodes) for key, depth, nodes in drafts if key in self._pending]
         if not mine:
             return
-        drafting = self._drafting(member, [each for each, _, _ in mine], seconds)
+        drafting = self._drafting(member, [each for each, _, _ in mine], seconds, read or {})
         for each, depth, nodes in mine:
             each.drafting = drafting / len(mine)
             option = each.option
@@ -231,19 +248,20 @@ class Controller:
             self._tallies.draft_seconds[member] += seconds / len(mine)
             self._tallies.num_asked[member] += 1
 
-    def _drafting(self, member: str, asked: Many[_Pending], seconds: float) -> float:
+    def _drafting(self, member: str, asked: Many[_Pending], seconds: float, read: Mapping[Hashable, int]) -> float:
         """What the drafts took of the seconds of a call, in which the member may have seen texts for the first time."""
-        length = round(sum(each.option.length for each in asked) / len(asked))
-        lag = sum(each.candidate.lag for each in asked if each.option.member.has_kv)
+        lag = sum(read.values()) + sum(each.candidate.lag for each in asked if each.option.member.has_kv)
         cost = self.beliefs.drafting[member]
-        usual = min(seconds, len(asked) * cost.seconds(length))
+        count, length = cost.worth([each.option.length for each in asked])
+        expected = count * cost.seconds(length)
+        usual = min(seconds, expected)
         sequences = [(each.candidate.key, each.candidate.num_tokens) for each in asked]
         if not lag:
             own = max(self._without_reading(member, sequences, seconds), usual)
-            own = self._believed(member, cost, length, len(asked), own)
-            cost.observe(length, own / len(asked))
+            own = self._believed(member, expected, own)
+            cost.observe(length, own / count)
             return own
-        for key, _ in sequences:
+        for key in (*read, *(key for key, _ in sequences)):
             self.beliefs.known(key).met.add(member)
         self.beliefs.following[member].observe(lag, seconds - usual)
         if not self.budget.may_read(member):
@@ -263,13 +281,13 @@ class Controller:
         self.budget.has_read(member, look)
         return seconds - look
 
-    def _believed(self, member: str, cost: DraftCost, length: int, count: int, seconds: float) -> float:
-        """What is held against a member of the seconds that drafts or hints for `count` sequences took.
+    def _believed(self, member: str, expected: float, seconds: float) -> float:
+        """What is held against a member of the seconds that drafts or hints took.
 
         A process is stopped now and then, and whoever computes just then looks dear. So of a surprise only a few plain
         steps count, but not of another one soon after.
         """
-        most = count * cost.seconds(length) + SURPRISE * self.cost.seconds(1)
+        most = expected + SURPRISE * self.cost.seconds(1)
         if seconds <= most or self._step - self._surprised.get(member, -SURPRISE_GAP) < SURPRISE_GAP:
             return seconds
         self._surprised[member] = self._step
@@ -285,6 +303,7 @@ class Controller:
         step, what these rows alone would have taken counts as time spent decoding.
         """
         judged = list(outcomes)
+        self.budget.read()
         if is_pure:
             self.cost.observe(rows, seconds)
         else:
