@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
+from specdec.core.control.calls import Calls, Reading
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.looks import Looks
 from specdec.core.control.plan import Plan, make_plan
@@ -27,13 +28,6 @@ FOLLOWS_FOR = 16
 ATTENTIVE = 32
 """Steps without being chosen after which a proposer is asked for hints only now and then."""
 NOW_AND_THEN = 4
-CATCH_UP_SHARE = 0.02
-"""Of a plain step, what a proposer may take for each token of a sequence that it sees for the first time: that is the
-prompt's time, and the rest is decoding's."""
-SURPRISE = 4.0
-"""Plain steps beyond what was expected that count of a call that takes much longer than that."""
-SURPRISE_GAP = 10_000
-"""Steps from one such call of a member to the next of which not all is counted."""
 
 
 @dataclass(slots=True)
@@ -55,8 +49,8 @@ class Controller:
         self.cost = cost
         self.beliefs = Beliefs(members)
         self.members = tuple(self.beliefs.members.values())
-        self._surprised: dict[str, int] = {}
         self.budget = Budget(self.beliefs.members, cost.seconds(1))
+        self._calls = Calls(self.beliefs, cost, self.budget)
         self._looks = Looks(self.members, self.beliefs, cost, self.budget)
         self._tallies = Tallies([member.name for member in self.members])
         self._pending: dict[Hashable, _Pending] = {}
@@ -104,6 +98,7 @@ class Controller:
     def _begin(self) -> None:
         """A step begins. Drafts that were never verified have cost what they cost."""
         self._step += 1
+        self._calls.tick()
         self.beliefs.tick()
         for key in list(self._pending):
             self._drop(key)
@@ -111,7 +106,7 @@ class Controller:
     def _drop(self, key: Hashable) -> None:
         pending = self._pending.pop(key, None)
         if pending is not None and pending.drafting:
-            self._charge(pending.option.member.name, pending.drafting)
+            self._calls.charge(pending.option.member.name, pending.drafting)
 
     def _plain_plan(self, num_sequences: int, rows: int) -> Plan:
         return Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
@@ -204,29 +199,15 @@ class Controller:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""
         self._tallies.hint_seconds += seconds
         self.beliefs.hinting.add(member)
-        sequences, cost = list(candidates), self.beliefs.telling[member]
-        usual = len(sequences) * cost.seconds(1)
-        seconds = max(self._without_reading(member, sequences, seconds), min(seconds, usual))
-        seconds = self._believed(member, usual, seconds)
-        cost.observe(1, seconds / len(sequences))
-        if usual > self.budget.accounts[member]:
-            self.budget.probed(member, seconds)
-        else:
-            self._charge(member, seconds)
+        self._calls.hinted(member, list(candidates), seconds)
 
     def followed(
         self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool
     ) -> None:
         """A member followed sequences without drafting, which had this many tokens new to it. In a prompt it is its
         stake that pays for that."""
-        self.beliefs.following[member].observe(num_missed, seconds)
-        if in_prompt:
-            for key, _ in sequences:
-                self.beliefs.known(key).met.add(member)
-            self.budget.has_read(member, seconds)
-        else:
-            self._tallies.follow_seconds += seconds
-            self._charge(member, self._without_reading(member, sequences, seconds))
+        self._tallies.follow_seconds += 0.0 if in_prompt else seconds
+        self._calls.followed(member, list(sequences), num_missed, seconds, in_prompt)
 
     def drafted(
         self,
@@ -240,61 +221,16 @@ class Controller:
         mine = [(self._pending[key], depth, nodes) for key, depth, nodes in drafts if key in self._pending]
         if not mine:
             return
-        drafting = self._drafting(member, [each for each, _, _ in mine], seconds, read or {})
+        lag = sum((read or {}).values()) + sum(each.candidate.lag for each, _, _ in mine if each.option.member.has_kv)
+        sequences = [(each.candidate.key, each.candidate.num_tokens) for each, _, _ in mine]
+        lengths = [each.option.length for each, _, _ in mine]
+        drafting = self._calls.drafted(member, sequences, lengths, seconds, Reading(lag, tuple(read or ())))
         for each, depth, nodes in mine:
             each.drafting = drafting / len(mine)
             option = each.option
             self.beliefs.drafted(member, option.hint, each.candidate.is_greedy, option.length, depth, nodes)
             self._tallies.draft_seconds[member] += seconds / len(mine)
             self._tallies.num_asked[member] += 1
-
-    def _drafting(self, member: str, asked: Many[_Pending], seconds: float, read: Mapping[Hashable, int]) -> float:
-        """What the drafts took of the seconds of a call, in which the member may have seen texts for the first time."""
-        lag = sum(read.values()) + sum(each.candidate.lag for each in asked if each.option.member.has_kv)
-        cost = self.beliefs.drafting[member]
-        count, length = cost.worth([each.option.length for each in asked])
-        expected = count * cost.seconds(length)
-        usual = min(seconds, expected)
-        sequences = [(each.candidate.key, each.candidate.num_tokens) for each in asked]
-        if not lag:
-            own = max(self._without_reading(member, sequences, seconds), usual)
-            own = self._believed(member, expected, own)
-            cost.observe(length, own / count)
-            return own
-        for key in (*read, *(key for key, _ in sequences)):
-            self.beliefs.known(key).met.add(member)
-        self.beliefs.following[member].observe(lag, seconds - usual)
-        if not self.budget.may_read(member):
-            return seconds
-        self.budget.has_read(member, seconds - usual)
-        return usual
-
-    def _without_reading(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
-        """Seconds less what a first look at sequences may take, which the stake pays for."""
-        allowance, plain = 0.0, self.cost.seconds(1)
-        for key, num_tokens in sequences:
-            met = self.beliefs.known(key).met
-            if member not in met:
-                met.add(member)
-                allowance += CATCH_UP_SHARE * plain * num_tokens
-        look = min(seconds, allowance) if self.budget.may_read(member) else 0.0
-        self.budget.has_read(member, look)
-        return seconds - look
-
-    def _believed(self, member: str, expected: float, seconds: float) -> float:
-        """What is held against a member of the seconds that drafts or hints took.
-
-        A process is stopped now and then, and whoever computes just then looks dear. So of a surprise only a few plain
-        steps count, but not of another one soon after.
-        """
-        most = expected + SURPRISE * self.cost.seconds(1)
-        if seconds <= most or self._step - self._surprised.get(member, -SURPRISE_GAP) < SURPRISE_GAP:
-            return seconds
-        self._surprised[member] = self._step
-        return most
-
-    def _charge(self, member: str, seconds: float) -> None:
-        self.budget.add(member, -seconds, self.cost.seconds(1))
 
     def verified(self, outcomes: Iterable[Outcome], rows: int, seconds: float, propose: float, is_pure: bool) -> None:
         """A step of so many rows was verified in `seconds`, after drafting for `propose` of them.

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import DEEPEST, MOST_SAVED, Budget
-from specdec.core.control.controller import CATCH_UP_SHARE, FOLLOWS_FOR, Controller
+from specdec.core.control.calls import CATCH_UP_SHARE
+from specdec.core.control.controller import FOLLOWS_FOR, Controller
 from specdec.core.control.plan import make_plan
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import PLAIN, Candidate, Choice, DraftTimes, Member, Outcome
