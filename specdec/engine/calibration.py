@@ -60,8 +60,6 @@ def draft_times(runner: Runner, scheduler: Scheduler, member: Member, clock: Cal
     length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
     wants = runner.proposers[member.name].wants
     with _made_up(runner, scheduler, 1 + max(length, member.nodes), member, TOGETHER) as sequences:
-        if wants.states:
-            _compute_last(runner, sequences, clock)
         asking = _Asking(runner, member, length, clock)
         try:
             whole = None if not member.has_kv or wants.states else asking.draft(sequences[:1])
@@ -100,6 +98,8 @@ class _Asking:
         times = []
         choices = [Choice(self.member.name, self.length)] * len(sequences)
         for _ in range(1 + ATTEMPTS):
+            if self.runner.proposers[self.member.name].wants.states:
+                _compute_last(self.runner, sequences, self.clock)
             record = StepRecord(clock=self.clock)
             answers = self.runner.propose(sequences, choices, record)
             if any(answer.draft is None or (self.member.has_kv and not answer.draft) for answer in answers):
@@ -119,8 +119,10 @@ class _Asking:
 
 def _compute_last(runner: Runner, sequences: Many[Sequence], clock: Callable[[], float]) -> None:
     """A step over the last two of the tokens that are to be taken for computed, for who drafts from what it leaves."""
-    rows = tuple(ScheduledRow(sequence, sequence.num_computed_tokens - 2, 2) for sequence in sequences)
-    runner.execute(Schedule(rows), StepRecord(clock=clock))
+    counts = [min(2, sequence.num_computed_tokens) for sequence in sequences]
+    rows = [ScheduledRow(s, s.num_computed_tokens - count, count) for s, count in zip(sequences, counts, strict=True)]
+    if all(counts):
+        runner.execute(Schedule(tuple(rows)), StepRecord(clock=clock))
 
 
 def _most(scheduler: Scheduler) -> int:
