@@ -55,8 +55,7 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
 
 
 def draft_times(runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]) -> DraftTimes | None:
-    """What a member's longest drafts take, and a hint where it gives any; None if it drafts nothing for a made-up text
-    although it has a model."""
+    """What a member's longest drafts take, and a hint where it gives any; None if it fails with a made-up text."""
     length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
     wants = runner.proposers[member.name].wants
     with _made_up(runner, scheduler, 1 + max(length, member.nodes), member, TOGETHER) as sequences:
@@ -73,8 +72,9 @@ def draft_times(runner: Runner, scheduler: Scheduler, member: Member, clock: Cal
                 runner.forget(sequence)
     if alone is None or together is None:
         return None
-    reading = None if whole is None else (seen, max(0.0, whole - alone))
-    return DraftTimes(alone, hint, _shared(alone, together, len(sequences)), reading)
+    (took, depth), (all_took, _) = alone, together
+    reading = None if whole is None else (seen, max(0.0, whole[0] - took))
+    return DraftTimes(took, depth, hint, _shared(took, all_took, len(sequences)), reading)
 
 
 def _shared(alone: float, together: float, count: int) -> float:
@@ -93,19 +93,22 @@ class _Asking:
     length: int
     clock: Callable[[], float]
 
-    def draft(self, sequences: Many[Sequence]) -> float | None:
-        """Seconds of drafts for these sequences; None if there is none."""
-        times = []
+    def draft(self, sequences: Many[Sequence]) -> tuple[float, int] | None:
+        """Seconds of drafts for these sequences, and how long they are; None if one fails."""
+        times: list[float] = []
+        depth = 0
         choices = [Choice(self.member.name, self.length)] * len(sequences)
         for _ in range(1 + ATTEMPTS):
             if self.runner.proposers[self.member.name].wants.states:
                 _compute_last(self.runner, sequences, self.clock)
             record = StepRecord(clock=self.clock)
             answers = self.runner.propose(sequences, choices, record)
-            if any(answer.draft is None or (self.member.has_kv and not answer.draft) for answer in answers):
+            drafts = [answer.draft for answer in answers if answer.draft is not None]
+            if len(drafts) < len(answers):
                 return None
+            depth = max(draft.depth for draft in drafts)
             times.append(record.drafts[self.member.name])
-        return min(times[1:])
+        return min(times[1:]), depth
 
     def hint(self, sequence: Sequence) -> float | None:
         """Seconds of a hint, None if there is none."""

@@ -28,7 +28,7 @@ def build_controller(
     for member in members:
         times = draft_times(runner, scheduler, member, clock)
         if times is not None:
-            controller.calibrated(member.name, member.length, times)
+            controller.calibrated(member.name, times)
     return controller
 
 

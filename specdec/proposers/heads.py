@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.proposers.growing import check_sample_method
+from specdec.proposers.growing import check_confidence_threshold, check_sample_method
 from specdec.proposers.shapes import TreeChoice
 
 
@@ -14,12 +14,14 @@ class HeadSettings:
     those in the output matrix of a head that has them all.
 
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
-    head's law; "greedy" always takes its likeliest tokens.
+    head's law; "greedy" always takes its likeliest tokens. A draft ends where nothing would make its probability, by
+    the head's own law, at least `confidence_threshold`.
     """
 
     model: str | None = None
     draft_vocab: str | None = None
     draft_sample_method: str = "probabilistic"
+    confidence_threshold: float = 0.0
     tree: str = TreeChoice.tree
     tree_nodes: int = TreeChoice.tree_nodes
     tree_width: int = TreeChoice.tree_width
@@ -30,6 +32,7 @@ class HeadSettings:
         if self.draft_vocab is not None and (not isinstance(self.draft_vocab, str) or not self.draft_vocab):
             raise ValueError(f"draft_vocab must be a file with a list of token ids; got {self.draft_vocab!r}")
         check_sample_method(self.draft_sample_method)
+        check_confidence_threshold(self.confidence_threshold)
         TreeChoice(self.tree, self.tree_nodes, self.tree_width)
 
     @property

@@ -61,11 +61,11 @@ class Controller:
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
         self._stateful = [member for member in self.members if member.has_kv or member.learns]
 
-    def calibrated(self, member: str, length: int, times: DraftTimes) -> None:
-        """What a member took before there was any request; its drafts were of that length."""
+    def calibrated(self, member: str, times: DraftTimes) -> None:
+        """What a member took before there was any request."""
         cost = self.beliefs.drafting[member]
         cost.shared = times.shared
-        cost.observe(length, times.draft)
+        cost.observe(times.length, times.draft)
         if times.hint is not None:
             self.beliefs.hinting.add(member)
             self.beliefs.telling[member].observe(1, times.hint)

@@ -34,6 +34,8 @@ class DraftTimes:
 
     draft: float
     """A draft for one sequence."""
+    length: int
+    """Of that draft."""
     hint: float | None = None
     """A hint; None: it gives none."""
     shared: float = 0.0

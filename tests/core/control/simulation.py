@@ -78,8 +78,8 @@ class Machine:
         controller = Controller(members, StepCost(measured or self.curve()))
         for name, each in self.scripts.items():
             hinting = None if each.hint is None else each.hinting
-            times = DraftTimes(each.fixed + each.each * each.length, hinting, each.shared)
-            controller.calibrated(name, each.length, times)
+            times = DraftTimes(each.fixed + each.each * each.length, each.length, hinting, each.shared)
+            controller.calibrated(name, times)
         return controller
 
     def curve(self, factor: Callable[[int], float] = lambda rows: 1.0) -> dict[int, float]:

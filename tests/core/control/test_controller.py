@@ -376,7 +376,7 @@ class Requests:
     def run(self, count: int, answer: int = 24) -> Controller:
         cost = StepCost({size: cpu(size) for size in SIZES})
         controller = Controller([Member("head", 4, 4, has_kv=True)], cost)
-        controller.calibrated("head", 4, DraftTimes(4 * self.each * STEP))
+        controller.calibrated("head", DraftTimes(4 * self.each * STEP, 4))
         for request in range(count):
             self._read(controller, request)
             tokens = 1
