@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,8 +29,6 @@ from specdec.cli.warned import proposer_warnings
 from specdec.config import EngineConfig
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from specdec.train.data.filters import Exclusion
     from specdec.train.data.make import Made, Maker
     from specdec.train.data.plan import Mix, Plan
@@ -59,7 +58,8 @@ def _command() -> GroupedCommand:
         callback=_callback,
         short_help="Let the model answer prompts, and keep that to train on.",
         help="Let the model answer prompts in one ever full batch, and keep its tokens in shards. Prompts come from "
-        "files and from the model itself. Repeated prompts and answers, empty answers and loops are dropped and counted.",
+        "files and from the model itself. Repeated prompts and answers, empty answers and loops are dropped and "
+        "counted.",
         epilog=EPILOG,
     )
     command.groups = groups
@@ -83,7 +83,7 @@ def run_data(options: DataOptions, given: set[str], command: str) -> int:
         from specdec.train.data.plan import make_plan
         from specdec.train.data.target import load_target
 
-        plan = make_plan(sources, exclusion, mix, options.samples_per_prompt, options.seed)
+        plan = make_plan(sources, exclusion, mix, options.samples_per_prompt, options.seed, options.most_per_source)
         target = load_target(
             config,
             aux_layers=None if options.aux_layers is None else parse_layers(options.aux_layers),
@@ -194,7 +194,8 @@ def _identity(
         },
         "raw": options.raw,
         "sources": [
-            {"name": source.name, "sha256": source.sha256, "prompts": len(source.prompts)} for source in sources
+            {"name": Path(source.name).name, "sha256": source.sha256, "prompts": len(source.prompts)}
+            for source in sources
         ],
         "excluded": {"files": [_file(path) for path in options.exclude], "words": options.exclude_words},
         "jobs": {"count": len(plan.jobs), "in_a_shard": options.shard_jobs},
@@ -204,7 +205,7 @@ def _identity(
 def _file(path: Path) -> dict[str, str]:
     from specdec.train.data.prompts import read_file, sha256
 
-    return {"name": str(path), "sha256": sha256(read_file(path))}
+    return {"name": path.name, "sha256": sha256(read_file(path))}
 
 
 def _run_facts(config: EngineConfig, command: str) -> dict[str, Any]:

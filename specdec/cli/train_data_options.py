@@ -32,6 +32,7 @@ class DataOptions:
     temperatures: str
     weights: str | None
     samples_per_prompt: int
+    most_per_source: int | None
     max_tokens: int
     seed: int
     cache_states: str
@@ -121,6 +122,13 @@ def _answer_options() -> tuple[click.Option, ...]:
             ["--weights"], metavar="W[,W2]", show_default="all alike", help="How often each temperature is used."
         ),
         integer("--samples-per-prompt", 1, "Answers to each prompt, one at temperature 0 at most."),
+        click.Option(
+            ["--most-per-source"],
+            type=click.IntRange(min=1),
+            metavar="N",
+            show_default="all",
+            help="Prompts of one source that are answered, so that a large one does not drown the others.",
+        ),
         integer("--max-tokens", 256, "Longest answer."),
         integer("--seed", 0, "Chooses the order, the temperatures and every sampled token.", 0),
     )

@@ -64,7 +64,7 @@ class Dataset:
             token_ids=columns["tokens"][self._span(shard, row)].astype(np.int64),
             num_prompt_tokens=int(columns["prompt_lengths"][row]),
             source=shard.sources[int(columns["sources"][row])],
-            temperature=float(columns["temperatures"][row]),
+            temperature=round(float(columns["temperatures"][row]), 6),
         )
 
     def states(self, i: int) -> torch.Tensor | None:

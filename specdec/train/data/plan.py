@@ -82,8 +82,11 @@ class Plan:
     left_out: dict[str, int]
 
 
-def make_plan(sources: Sequence[Source], exclusion: Exclusion, mix: Mix, samples: int, seed: int) -> Plan:
-    """ValueError where nothing is left to do, or several samples of a prompt would all be the same."""
+def make_plan(
+    sources: Sequence[Source], exclusion: Exclusion, mix: Mix, samples: int, seed: int, most: int | None = None
+) -> Plan:
+    """`most` bounds the prompts of a source: which are taken, hashes say. ValueError where nothing is left to do, or
+    several samples of a prompt would all be the same."""
     if samples > 1 and not mix.can_repeat:
         raise ValueError("several samples of a prompt need a temperature above 0: greedy answers are all the same")
     prompts = [prompt for source in sources for prompt in source.prompts]
@@ -91,10 +94,23 @@ def make_plan(sources: Sequence[Source], exclusion: Exclusion, mix: Mix, samples
     kept = [prompt for prompt in unique if prompt.number is not None or not exclusion.covers(prompt.text)]
     if not kept:
         raise ValueError("no prompts are left: all of them are evaluation prompts; give others, or fewer to exclude")
-    jobs = sorted((job for prompt in kept for job in _jobs(prompt, mix, samples, seed)), key=lambda job: job.key)
+    taken = kept if most is None else _first_of_each(kept, most, seed)
+    jobs = sorted((job for prompt in taken for job in _jobs(prompt, mix, samples, seed)), key=lambda job: job.key)
     numbered = tuple(Job(i, job.prompt, job.sample, job.temperature, job.key) for i, job in enumerate(jobs))
-    left_out = {"repeated prompt": len(prompts) - len(unique), "evaluation prompt": len(unique) - len(kept)}
+    left_out = {
+        "repeated prompt": len(prompts) - len(unique),
+        "evaluation prompt": len(unique) - len(kept),
+        "beyond its source's share": len(kept) - len(taken),
+    }
     return Plan(numbered, left_out)
+
+
+def _first_of_each(prompts: Iterable[Prompt], most: int, seed: int) -> list[Prompt]:
+    """At most so many prompts of each source, those with the smallest hashes."""
+    by_source: dict[str, list[Prompt]] = {}
+    for prompt in sorted(prompts, key=lambda prompt: digest(seed, prompt.key)):
+        by_source.setdefault(prompt.source, []).append(prompt)
+    return [prompt for own in by_source.values() for prompt in own[:most]]
 
 
 def _jobs(prompt: Prompt, mix: Mix, samples: int, seed: int) -> Iterable[Job]:

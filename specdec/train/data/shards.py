@@ -187,7 +187,7 @@ class ShardFile:
                     token_ids=self.columns["tokens"][span].astype(np.int64),
                     num_prompt_tokens=int(self.columns["prompt_lengths"][i]),
                     source=self.sources[int(self.columns["sources"][i])],
-                    temperature=float(self.columns["temperatures"][i]),
+                    temperature=round(float(self.columns["temperatures"][i]), 6),
                     key=int(self.columns["keys"][i]),
                     prompt_digest=int(self.columns["prompt_digests"][i]),
                     answer_digest=int(self.columns["answer_digests"][i]),
