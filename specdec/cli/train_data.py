@@ -122,13 +122,17 @@ def _config(options: DataOptions, given: set[str]) -> EngineConfig:
 
 
 def _sources(options: DataOptions) -> list[Source]:
+    from specdec.train.data.documents import read_documents
     from specdec.train.data.prompts import read_prompts, self_written
 
+    if options.raw and (options.self_written or options.documents):
+        raise ValueError("--raw is for --prompts alone: what the model writes, and documents, need the chat template")
     sources = [read_prompts(path, raw=options.raw) for path in options.prompts]
+    sources += [read_documents(path, options.seed) for path in options.documents]
     if options.self_written:
         sources.append(self_written(options.self_written))
     if not sources:
-        raise ValueError("there is nothing to answer: give --prompts FILE or --self-written N")
+        raise ValueError("there is nothing to answer: give --prompts FILE, --documents PATH or --self-written N")
     return sources
 
 

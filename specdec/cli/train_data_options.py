@@ -26,6 +26,7 @@ class DataOptions:
     output: Path
     prompts: tuple[Path, ...]
     self_written: int
+    documents: tuple[Path, ...]
     raw: bool
     exclude: tuple[Path, ...]
     exclude_words: int
@@ -106,6 +107,14 @@ def _prompt_options() -> tuple[click.Option, ...]:
             0,
             "Prompts that the model writes itself, in the user's place, at temperature 1.",
             0,
+        ),
+        click.Option(
+            ["--documents"],
+            type=click.Path(exists=True, path_type=Path),
+            metavar="PATH",
+            multiple=True,
+            help="A text, Markdown or HTML file, or a folder of such: each passage is given a task (summarize, "
+            "extract, rewrite, translate, continue, ...), so that answers copy from it. May be repeated.",
         ),
         flag("--raw", "Give prompts to the model as they are, without its chat template."),
         _files("--exclude", "Prompts of an evaluation: whatever shares its words is left out. May be repeated."),
