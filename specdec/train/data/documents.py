@@ -6,7 +6,8 @@ Which passages there are and which task each gets depend on the texts and a seed
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,6 +23,9 @@ SIZES = (60, 120, 220, 380)
 FEWEST_WORDS, MOST_WORDS = 30, 500
 LEAST_LETTERS = 0.6
 """Of a passage's characters, so many are letters or spaces: tables of numbers make no text."""
+
+FURNITURE = 3
+"""A paragraph that stands in so many files is a site's menu or footer, and no text."""
 
 TASKS = (
     "Summarize the following text in two or three sentences.\n\n{}",
@@ -56,12 +60,15 @@ _SILENT = frozenset(("script", "style", "head", "nav", "footer", "svg", "noscrip
 
 def read_documents(path: Path, seed: int) -> Source:
     """A prompt for each passage of a file, or of all files below a folder. ValueError where there are none."""
-    files = _files(path)
-    contents = {file: read_file(file) for file in files}
+    contents = {file: read_file(file) for file in _files(path)}
+    paragraphs = [list(_paragraphs(_text(file, content))) for file, content in contents.items()]
+    furniture = {
+        each for each, count in Counter(p for own in paragraphs for p in set(own)).items() if count >= FURNITURE
+    }
     prompts = [
         Prompt(DOCUMENTS, (Message("user", _task(passage, seed)),))
-        for file, content in contents.items()
-        for passage in passages(_text(file, content))
+        for own in paragraphs
+        for passage in passages(paragraph for paragraph in own if paragraph not in furniture)
     ]
     if not prompts:
         raise ValueError(f"{path} holds no passages of at least {FEWEST_WORDS} words")
@@ -113,11 +120,11 @@ class _HTMLText(HTMLParser):
             self.parts.append(data if self._verbatim else re.sub(r"\s+", " ", data))
 
 
-def passages(text: str) -> Iterator[str]:
-    """Consecutive paragraphs of a text, together of one of several lengths; what is hardly a text is left out."""
+def passages(paragraphs: Iterable[str]) -> Iterator[str]:
+    """Consecutive paragraphs, together of one of several lengths; what is hardly a text is left out."""
     taken: list[str] = []
     count = number = 0
-    for paragraph in _paragraphs(text):
+    for paragraph in paragraphs:
         taken.append(paragraph)
         count += len(paragraph.split())
         if count >= SIZES[digest(number, taken[0]) % len(SIZES)]:
