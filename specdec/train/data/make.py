@@ -68,13 +68,17 @@ class Maker:
     watch: Watch = field(default_factory=Watch)
 
     def make(self) -> Made:
-        """ValueError, before anything is computed or written, where the directory holds other data."""
+        """ValueError, before anything is computed or written, where the directory holds other data, or the model cannot
+        write prompts that it is to write."""
+        chat = Chat.of(self.target.engine.tokenizer)
+        if any(job.prompt.number is not None for job in self.plan.jobs):
+            chat.user_header()
         record, collector = self._open()
         desk = Desk(self.target.engine, self.target.engine.config.max_num_seqs, self.target.tap)
         desk.keeps_states = lambda: collector.wants_states
         start = self.watch.clock()
         try:
-            ended = self._run(collector, desk, record, start)
+            ended = self._run(chat, collector, desk, record, start)
         finally:
             desk.abandon()
             collector.write_partial()
@@ -104,7 +108,8 @@ class Maker:
         old = found or Record(self.identity, {})
         record = Record(self.identity, states if keeps else old.states, (*old.runs, self.run))
         self.directory.mkdir(parents=True, exist_ok=True)
-        collector.resume(read_shard(paths, width) for paths in find_shards(self.directory))
+        kept = int(old.states.get("width", width))
+        collector.resume(read_shard(paths, kept) for paths in find_shards(self.directory))
         self._write_record(record, collector)
         return record, collector
 
@@ -112,9 +117,8 @@ class Maker:
         counts = counts_of(collector.totals, self.plan.left_out)
         Record(record.identity, record.states, record.runs, counts).write(self.directory)
 
-    def _run(self, collector: Collector, desk: Desk, record: Record, start: float) -> str:
+    def _run(self, chat: Chat, collector: Collector, desk: Desk, record: Record, start: float) -> str:
         """Keep the engine full until all is done, or a bound is met."""
-        chat = Chat.of(self.target.engine.tokenizer)
         done = collector.done_jobs()
         todo = (job for job in self.plan.jobs[collector.next_job :] if job.number not in done)
         job = next(todo, None)
