@@ -83,7 +83,7 @@ class Maker:
             desk.abandon()
             collector.write_partial()
         seconds = self.watch.clock() - start
-        made = Made(collector.totals, ended, seconds, desk.counted.answer_tokens, collector.num_jobs_done)
+        made = Made(collector.on_disk, ended, seconds, desk.counted.answer_tokens, collector.num_jobs_done)
         told = {**record.runs[-1], "ended": ended, "seconds": round(seconds, 1), "generated": made.answer_tokens}
         self._write_record(Record(record.identity, record.states, (*record.runs[:-1], told)), collector)
         return made
@@ -114,7 +114,7 @@ class Maker:
         return record, collector
 
     def _write_record(self, record: Record, collector: Collector) -> None:
-        counts = counts_of(collector.totals, self.plan.left_out)
+        counts = counts_of(collector.on_disk, self.plan.left_out)
         Record(record.identity, record.states, record.runs, counts).write(self.directory)
 
     def _run(self, chat: Chat, collector: Collector, desk: Desk, record: Record, start: float) -> str:

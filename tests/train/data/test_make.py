@@ -186,8 +186,9 @@ def test_states_stop_where_their_budget_is_full(tmp_path: Path) -> None:
     assert not all(kept_samples)
 
 
-def test_the_record_counts_what_is_there(tmp_path: Path) -> None:
-    made = make(tmp_path, target_around(scripted()))
+@pytest.mark.parametrize("steps", [12, 30, 1000])
+def test_the_record_counts_what_is_there(tmp_path: Path, steps: int) -> None:
+    made = make(tmp_path, target_around(scripted()), watch=after_steps(steps))
     counts = json.loads((tmp_path / "data.json").read_text("utf-8"))["counts"]
     dataset = open_dataset(tmp_path)
     assert counts["samples"] == len(dataset)
