@@ -5,8 +5,11 @@ Killed at any time, a later run goes on behind the last whole shard; stopped bet
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,11 @@ class Maker:
         chat = Chat.of(self.target.engine.tokenizer)
         if any(job.prompt.number is not None for job in self.plan.jobs):
             chat.user_header()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with alone_in(self.directory):
+            return self._make(chat)
+
+    def _make(self, chat: Chat) -> Made:
         record, collector = self._open()
         desk = Desk(self.target.engine, self.target.engine.config.max_num_seqs, self.target.tap)
         desk.keeps_states = lambda: collector.wants_states
@@ -159,3 +167,19 @@ class Maker:
             f"{totals.answer_tokens:,} answer tokens, {desk.counted.answer_tokens / seconds:,.0f} tokens/s, "
             f"{totals.dropped.total():,} dropped, states {totals.states_bytes / 1e9:.2f} GB"
         )
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Let no other run write there meanwhile; ValueError if one does. However a run ends, its claim ends with it."""
+    claim = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is making data in {directory}; wait for its end, or use another directory"
+            ) from None
+        yield
+    finally:
+        os.close(claim)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specdec.train.data.collector import Collector
 from specdec.train.data.dataset import open_dataset
-from specdec.train.data.make import Bounds, Watch
+from specdec.train.data.make import Bounds, Watch, alone_in
 from specdec.train.data.prompts import Message, Prompt, Source
 from tests.toys import EOS
 from tests.train.data.toys import (
@@ -150,6 +150,13 @@ def test_data_that_was_made_otherwise_is_refused_and_left_alone(tmp_path: Path) 
         make(tmp_path, target_around(scripted()), identity={"seed": 1})
     assert "\n" not in str(caught.value)
     assert before == (files(tmp_path), (tmp_path / "data.json").read_bytes())
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(ValueError, match="another run is making data in"):
+        make(tmp_path, target_around(scripted()))
+    assert not list(tmp_path.iterdir())
+    assert make(tmp_path, target_around(scripted())).ended == "complete"
 
 
 def test_shards_without_their_record_are_refused(tmp_path: Path) -> None:
