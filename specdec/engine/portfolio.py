@@ -33,7 +33,7 @@ def build_controller(
 
 
 def portfolio_members(config: EngineConfig, auto_length: int, loaded: Mapping[str, Proposer]) -> list[Member]:
-    """Whom `auto` chooses from where its own drafts may have `auto_length` tokens. ValueError if two of them have KV."""
+    """Whom `auto` chooses from where its drafts may have `auto_length` tokens. ValueError if two of them have KV."""
     entries = {entry.method: entry for entry in config.speculative}
     found = []
     for name in member_names(config):

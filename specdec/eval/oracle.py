@@ -1,8 +1,8 @@
 """How many steps an answer would take, from how much of the draft at each of its places is right.
 
 A greedy answer is fixed, and a draft is a function of the tokens before it: so it is enough to know, for every output
-token at which a step could start, how far each proposer's draft there agrees with what follows. A place is such a token,
-counted from 0: the answer's second one, as its first comes with the prompt. An answer of n tokens has n - 1 places.
+token at which a step could start, how far each proposer's draft there agrees with what follows. A place is such a
+token. Place 0 is the answer's second one, as its first comes with the prompt: an answer of n tokens has n - 1 places.
 
 Pure functions over these tables; what made the drafts is unknown here.
 """

@@ -27,7 +27,7 @@ Recorded = Mapping[Variant, Mapping[int, Recording]]
 def oracles(
     plan: Plan, answers: Mapping[tuple[float, Variant], Answered], recordings: Recorded, bootstrap: Bootstrap
 ) -> tuple[Oracle, ...]:
-    """Of each choice over all prompts, then each task's where there are several. `answers` are those without failure."""
+    """Of each choice over all prompts, then of each task's where there are several; of `answers` that did not fail."""
     made = []
     for choice in plan.choices:
         if any(member not in recordings for member in choice.members):
@@ -62,7 +62,10 @@ class _Table:
 
 def _table(choice: Choice, answers: Mapping[tuple[float, Variant], Answered], recordings: Recorded) -> _Table:
     plain = answers[0.0, PLAIN]
-    compared = [*choice.members, *([Variant(choice.proposer, choice.num_speculative_tokens)] if choice.proposer else [])]
+    compared = [
+        *choice.members,
+        *([Variant(choice.proposer, choice.num_speculative_tokens)] if choice.proposer else []),
+    ]
     measured = {each: answers[0.0, each] for each in compared if (0.0, each) in answers}
     recorded = [{i: own.answer for i, own in recordings[member].items()} for member in choice.members]
     passes = [*measured.values(), *recorded]

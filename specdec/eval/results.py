@@ -46,16 +46,16 @@ FORMULAS = {
     "of that time",
     "time_per_output_token": "(time of the last token - time of the first) / (tokens - 1), the mean over answers of at "
     "least 2 tokens",
-    "share": "the oracle's steps / the steps of the acceptance pass, over the same prompts: the proposer's tokens per step "
-    "as a share of the oracle's",
+    "share": "the oracle's steps / the steps of the acceptance pass, over the same prompts: the proposer's tokens per "
+    "step as a share of the oracle's",
     "oracle_tokens_per_step": "output tokens after each prompt's first / the fewest steps that can commit them, where "
     "each step may take any member's draft, or the beginning of one; at temperature 0",
     "longest_tokens_per_step": "the same, where each step takes the draft of which most is right",
-    "first_tokens_per_step": "the same, where each step takes the draft of the first member, in their order, that drafts "
-    "anything there",
+    "first_tokens_per_step": "the same, where each step takes the draft of the first member, in their order, that "
+    "drafts anything there",
     "perfect_tokens_per_step": "the same, where each step takes a draft of the longest member's length that is right",
-    "alone_tokens_per_step": "output tokens after each prompt's first / the steps that commit them if this member alone "
-    "drafts, by its drafts at every output token: where nothing learns it is what the acceptance pass measures",
+    "alone_tokens_per_step": "output tokens after each prompt's first / the steps that commit them if this member "
+    "alone drafts, by its drafts at every output token: where nothing learns it is what the acceptance pass measures",
     "measured_tokens_per_step": "output tokens after each prompt's first / the steps of the acceptance pass, over the "
     "prompts of the oracle",
     "mean_agreed": "leading draft tokens that are right, the mean over all output tokens after each prompt's first, "

@@ -78,7 +78,7 @@ class Shadow:
         return [None if draft is None else EMPTY_DRAFT for draft in checked]
 
     def _length(self, sequence: Sequence, length: int) -> int:
-        """What would be asked of it if requests could ask for so many. One with KV has slots for no more than they do."""
+        """Its length as far as a step could verify it; one with KV has slots for what requests ask alone."""
         if not length or self._inner.kv_caches:
             return length
         return min(self._asking.length, sequence.max_draft_length(self._asking.max_model_len))
