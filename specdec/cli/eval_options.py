@@ -126,8 +126,8 @@ def _acceptance_options() -> tuple[click.Option, ...]:
         click.Option(
             ["--oracle"],
             is_flag=True,
-            help="At temperature 0, also record what each proposer would have drafted at every output token, in a pass "
-            "of its own, and say how few steps the best choice among them takes: auto is compared with its members. "
+            help="At temperature 0, also record what each proposer would have drafted at every output token, in passes "
+            "of their own, and say how few steps the best choice among them takes: auto is compared with its members. "
             "Proposers that learn from past answers have learned from those of that pass, as in the acceptance pass "
             "(exactly so with --concurrency 1); recycling also learns from rejected drafts, which a recording has not, "
             "so that its figures are a little low.",

@@ -19,7 +19,7 @@ from specdec.eval.progress import Meter, Part, Status
 from specdec.eval.prompts import EvalPrompt, choose, token_ids
 from specdec.eval.results import Curve
 from specdec.eval.session import Answer, GroupTimes, Interrupted, Job, answer_all, time_group
-from specdec.eval.shadow import Recording, record_all
+from specdec.eval.shadow import Recording, passes, record_all
 from specdec.types import SamplingParams, SpeculationParams
 
 CONCURRENCY = 16
@@ -180,16 +180,16 @@ class _Measurement:
             for temperature in plan.temperatures
             for variant in self._variants
         }
-        self._records = {
-            variant: _part(f"oracle, {variant}", plan, len(plan.prompts), plan.concurrency) for variant in plan.recorded
-        }
+        asked = [(each.proposer, each.num_speculative_tokens) for each in plan.recorded]
+        self._records = [tuple(Variant(*each) for each in together) for together in passes(engine.runner, asked)]
+        recording = [_record_part(plan, together) for together in self._records]
         self._timings = {
             (temperature, batch_size): _timing_part(plan, temperature, batch_size)
             for temperature in plan.temperatures
             for batch_size in plan.batch_sizes
             if plan.timing_prompts
         }
-        parts = [*self._passes.values(), *self._records.values(), *self._timings.values()]
+        parts = [*self._passes.values(), *recording, *self._timings.values()]
         self._meter = Meter(parts, plan.max_tokens, show)
 
     def run(self) -> Measured:
@@ -197,9 +197,9 @@ class _Measurement:
             for (temperature, variant), part in self._passes.items():
                 self._meter.begin(part)
                 self._answer(temperature, variant)
-            for variant, part in self._records.items():
-                self._meter.begin(part)
-                self._record(variant)
+            for together in self._records:
+                self._meter.begin(_record_part(self._plan, together))
+                self._record(together)
             if self._timings:
                 self._take_times()
         except Interrupted:
@@ -213,13 +213,14 @@ class _Measurement:
         answers = self._measured.answers[temperature, variant] = {}
         answer_all(self._engine, jobs, plan.concurrency, self._on_step, answers)
 
-    def _record(self, variant: Variant) -> None:
-        """The same with a proposer that drafts at every token, and whose drafts are not verified."""
+    def _record(self, together: Sequence[Variant]) -> None:
+        """The same with proposers that draft at every token, and whose drafts are not verified."""
         plan = self._plan
-        jobs = {index: plan.job(index, variant, 0.0, "oracle") for index in range(len(plan.prompts))}
-        found = self._measured.recordings[variant] = {}
-        name, length = variant.proposer, variant.num_speculative_tokens
-        record_all(self._engine, name, length, jobs, plan.concurrency, self._on_step, found)
+        jobs = {index: plan.job(index, together[0], 0.0, "oracle") for index in range(len(plan.prompts))}
+        found: dict[tuple[str, int], dict[int, Recording]] = {}
+        for variant in together:
+            self._measured.recordings[variant] = found[variant.proposer, variant.num_speculative_tokens] = {}
+        record_all(self._engine, list(found), jobs, plan.concurrency, self._on_step, found)
 
     def _take_times(self) -> None:
         """Every temperature's and batch size's groups, and the rounds of the curve between them."""
@@ -287,6 +288,10 @@ def _part(label: str, plan: Plan, num_answers: int, batch_size: int) -> Part:
     """A step is taken to cost an eighth more for each sequence beside the first."""
     num_steps = num_answers * plan.max_tokens / batch_size
     return Part(label, num_answers, num_steps * (1 + (batch_size - 1) / 8))
+
+
+def _record_part(plan: Plan, together: Sequence[Variant]) -> Part:
+    return _part(f"oracle, {', '.join(map(str, together))}", plan, len(plan.prompts), plan.concurrency)
 
 
 def _timing_part(plan: Plan, temperature: float, batch_size: int) -> Part:

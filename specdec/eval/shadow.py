@@ -1,4 +1,4 @@
-"""Answers of plain decoding beside which a proposer drafts at every token, and no draft is verified.
+"""Answers of plain decoding beside which proposers draft at every token, and no draft is verified.
 
 The drafts are kept for `specdec.eval.oracle`. Whoever learns from what was verified learns here of plain steps alone;
 whoever learns from past answers has those of the same pass.
@@ -6,22 +6,25 @@ whoever learns from past answers has those of the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-
-import torch
 
 from specdec.core.sequence import Sequence
 from specdec.engine import Engine
 from specdec.engine.requests import draft_lengths
 from specdec.eval.oracle import Agreement, agreement
 from specdec.eval.session import Answer, Job, OnStep, answer_all, request_id
-from specdec.proposers.base import ProposalInput, Proposer, Wants
+from specdec.proposers.base import NOTHING, ProposalInput, Proposer, Wants
 from specdec.proposers.checking import checked_drafts
+from specdec.proposers.registry import METHODS
+from specdec.runner import Runner
 from specdec.step.kv_cache import KVCache
 from specdec.types import EMPTY_DRAFT, Draft, SpeculationParams
+
+Asked = tuple[str, int]
+"""A proposer's name, and how many tokens it drafts where so many are wanted."""
 
 
 @dataclass(frozen=True)
@@ -37,85 +40,102 @@ class Recording:
         return [agreement(self.drafts.get(at, EMPTY_DRAFT), token_ids[at:]) for at in range(1, len(token_ids))]
 
 
-@dataclass(frozen=True)
-class Asking:
-    """How a proposer is asked: under which name, and for how many tokens where any are wanted."""
-
-    name: str
-    length: int
-    max_model_len: int
-    vocab_size: int
-    device: torch.device
+def passes(runner: Runner, asked: Iterable[Asked]) -> list[tuple[Asked, ...]]:
+    """Who can be asked beside the same answers: all that go by token ids alone; each of the others for itself."""
+    together: list[Asked] = []
+    apart: list[Asked] = []
+    for each in asked:
+        proposer = runner.proposers[each[0]]
+        is_plain = each[0] in METHODS and proposer.wants == NOTHING and not proposer.kv_caches
+        (together if is_plain else apart).append(each)
+    return [*([tuple(together)] if together else []), *((each,) for each in apart)]
 
 
 class Shadow:
-    """Stands in for a proposer: has it draft, keeps the drafts, and hands on empty ones."""
+    """Stands in for the first of some proposers: has all of them draft, keeps the drafts, and hands on empty ones."""
 
-    def __init__(self, inner: Proposer, asking: Asking) -> None:
-        self.drafts: dict[str, dict[int, Draft]] = {}
-        """By request and output token."""
-        self._inner = inner
-        self._asking = asking
+    def __init__(self, runner: Runner, asked: Many[Asked], max_model_len: int) -> None:
+        self.drafts: dict[Asked, dict[str, dict[int, Draft]]] = {each: {} for each in asked}
+        """By who made them, request and output token."""
+        self._runner = runner
+        self._proposers = {each: runner.proposers[each[0]] for each in asked}
+        self._max_model_len = max_model_len
+
+    @property
+    def inner(self) -> Proposer:
+        """Whose place it takes."""
+        return next(iter(self._proposers.values()))
 
     @property
     def kv_caches(self) -> Many[KVCache]:
-        return self._inner.kv_caches
+        return self.inner.kv_caches
 
     @property
     def wants(self) -> Wants:
-        return self._inner.wants
+        return self.inner.wants
 
     def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft | None]:
-        """Empty drafts, and None where the proposer answers so."""
-        asking = self._asking
-        lengths = [self._length(*each) for each in zip(sequences, inp.lengths, strict=True)]
-        drafts = self._inner.propose(sequences, replace(inp, lengths=lengths))
-        checked = checked_drafts(drafts, lengths, asking.name, asking.vocab_size, asking.device)
+        """Empty drafts, and None where the first proposer answers so."""
+        answers = [self._ask(each, sequences, inp) for each in self._proposers]
+        return [None if draft is None else EMPTY_DRAFT for draft in answers[0]]
+
+    def _ask(self, asked: Asked, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft | None]:
+        proposer, runner = self._proposers[asked], self._runner
+        lengths = inp.lengths
+        if not proposer.kv_caches:  # one with KV has slots for what requests ask alone
+            lengths = [self._length(asked, *each) for each in zip(sequences, inp.lengths, strict=True)]
+        drafts = proposer.propose(list(sequences), replace(inp, lengths=lengths))
+        checked = checked_drafts(drafts, lengths, asked[0], runner.vocab_size, runner.device)
         for sequence, draft in zip(sequences, checked, strict=True):
             if draft:
-                own = self.drafts.setdefault(sequence.request.request_id, {})
+                own = self.drafts[asked].setdefault(sequence.request.request_id, {})
                 own[sequence.num_output_tokens] = Draft(draft.token_ids, draft.parents)
-        return [None if draft is None else EMPTY_DRAFT for draft in checked]
+        return checked
 
-    def _length(self, sequence: Sequence, length: int) -> int:
-        """Its length as far as a step could verify it; one with KV has slots for what requests ask alone."""
-        if not length or self._inner.kv_caches:
-            return length
-        return min(self._asking.length, sequence.max_draft_length(self._asking.max_model_len))
+    def _length(self, asked: Asked, sequence: Sequence, length: int) -> int:
+        """As far as a step could verify a draft, where one is wanted."""
+        return min(asked[1], sequence.max_draft_length(self._max_model_len)) if length else 0
 
     def forget(self, sequence: Sequence) -> None:
-        self._inner.forget(sequence)
+        """The engine itself has the others forget."""
+        self.inner.forget(sequence)
 
 
 @contextmanager
-def shadowed(engine: Engine, name: str, length: int) -> Iterator[Shadow]:
-    """In the `with` block the engine's proposer `name` drafts `length` tokens, and none of them are verified."""
-    runner = engine.runner
-    inner = runner.proposers[name]
-    shadow = Shadow(inner, Asking(name, length, engine.max_model_len, runner.vocab_size, runner.device))
-    runner.proposers[name] = shadow
+def shadowed(engine: Engine, asked: Many[Asked]) -> Iterator[Shadow]:
+    """In the `with` block the proposers `asked` draft wherever the first of them is wanted, and nothing is verified."""
+    name = asked[0][0]
+    shadow = Shadow(engine.runner, asked, engine.max_model_len)
+    engine.runner.proposers[name] = shadow
     try:
         yield shadow
     finally:
-        runner.proposers[name] = inner
+        engine.runner.proposers[name] = shadow.inner
 
 
 def record_all(
     engine: Engine,
-    name: str,
-    length: int,
+    asked: Many[Asked],
     jobs: Mapping[int, Job],
     concurrency: int,
     on_step: OnStep,
-    recordings: dict[int, Recording],
+    recordings: Mapping[Asked, dict[int, Recording]],
 ) -> None:
-    """Answer every job as `answer_all` does, with the proposer beside it; an `Interrupted` leaves what was finished."""
+    """Answer every job as `answer_all` does, with one of `passes` beside it; an `Interrupted` leaves what was finished
+    in `recordings`, which has an entry for each of `asked`."""
+    name, length = asked[0]
     own = SpeculationParams(name, min(length, draft_lengths(engine.config)[name]))
     answers: dict[int, Answer] = {}
-    with shadowed(engine, name, length) as shadow:
+    with shadowed(engine, asked) as shadow:
         try:
-            asked = {key: replace(job, speculation=own) for key, job in jobs.items()}
-            answer_all(engine, asked, concurrency, on_step, answers)
+            answer_all(
+                engine,
+                {key: replace(job, speculation=own) for key, job in jobs.items()},
+                concurrency,
+                on_step,
+                answers,
+            )
         finally:
-            for key, answer in answers.items():
-                recordings[key] = Recording(answer, shadow.drafts.get(request_id(key), {}))
+            for each, drafts in shadow.drafts.items():
+                for key, answer in answers.items():
+                    recordings[each][key] = Recording(answer, drafts.get(request_id(key), {}))
