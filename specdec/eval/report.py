@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import jinja2
 
 from specdec.eval import report_oracle, report_speed, report_tables
+from specdec.eval.oracle_table import chooser
 from specdec.eval.report_charts import charts
 from specdec.eval.report_samples import sampled, sources
 from specdec.eval.report_tables import Table
@@ -155,6 +156,7 @@ def warnings(result: Result) -> Iterator[str]:
         )
     for run in result.runs:
         yield from _run_warnings(run)
+    yield from _oracle_warnings(result)
     yield from (f"Regression: {line}" for line in result.regressions)
     yield from (f"Failed, and in no figure: {line}" for line in result.failures)
     if result.skipped:
@@ -175,6 +177,18 @@ def _run_warnings(run: Run) -> Iterator[str]:
             f"{name}: {number(exactness.num_prompts - exactness.num_equal)} of {number(exactness.num_prompts)} outputs "
             "are not plain decoding’s, though they are to be"
         )
+
+
+def _oracle_warnings(result: Result) -> Iterator[str]:
+    """Prompts that only an oracle lacks."""
+    asked = max((run.num_prompts for run in result.plain if run.temperature == 0), default=0)
+    for oracle in result.oracles:
+        if oracle.task is None and oracle.num_prompts < asked:
+            yield (
+                f"Oracle of {chooser(oracle)}, k = {oracle.num_speculative_tokens}: "
+                f"{number(asked - oracle.num_prompts)} of {number(asked)} prompts are not in it, for not every pass "
+                "gave plain decoding’s tokens"
+            )
 
 
 def sections(result: Result) -> list[Section]:
