@@ -14,8 +14,8 @@ CHOICE_WORDS = (
 )
 MEMBER_WORDS = (
     "Drafts at every output token. alone: tokens per step by these; measured: by the acceptance pass; right: leading\n"
-    "draft tokens that are right, the mean; none: share of the tokens where none is; C(j): share of the drafts right\n"
-    "before j and as long that are right at j\n"
+    "draft tokens that are right, the mean; none: share of the tokens where none is; C(j): share that is right at\n"
+    "position j, of the drafts that have it and are right before it\n"
 )
 
 

@@ -179,6 +179,21 @@ def test_the_members_of_auto_draft_as_long_as_auto_lets_them() -> None:
         assert fewest_steps(longest(tracks)) <= len(answer.steps)
 
 
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_a_member_with_kv_or_states_of_its_own_has_its_pass(method: str) -> None:
+    target = tiny_target()
+    head = tiny_medusa() if method == "medusa" else tiny_eagle(target, method)
+    engine = head_engine(target, method, head, auto=True)
+    variants = [Variant("auto", 4), Variant(method, 4)]
+    plan = plan_of(engine, variants)
+    assert plan.choices[0] == Choice("auto", 4, (variants[1],))
+    assert plan.recorded == (variants[1],)
+    found = measure(engine, plan)
+    assert alone(found, variants[1]) == verified(found, variants[1])
+    for index, answer in found.answers[0.0, variants[0]].items():
+        assert fewest_steps(gains(found.recordings[variants[1]][index].track())) <= len(answer.steps)
+
+
 class Failing(RandomProposer):
     """Breaks its contract wherever it is asked."""
 
