@@ -42,6 +42,7 @@ EPILOG = """\b
 Examples:
   specdec eval acceptance --proposer ngram,suffix --task chat,code
   specdec eval acceptance --draft-layers 10 -k 2,4 --temperature 0,0.7,1
+  specdec eval acceptance --proposer auto --oracle --concurrency 1
   specdec eval acceptance --task spec_bench:question.jsonl --limit 0 \\
       --json result.json --html report.html
   specdec eval acceptance --baseline evals/baselines/ngram.json
@@ -119,18 +120,21 @@ def run_acceptance(options: AcceptanceOptions, given: set[str], build_engine: Bu
 
 
 def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
-    from specdec.eval.measure import Plan, Variant, prepare
+    from specdec.eval.measure import Plan, Variant, choices, prepare
 
     prompts, ids, skipped = prepare(engine, asked.prompts, asked.limit, options.max_tokens)
     if asked.baseline is not None:
         counts = Counter(prompt.task for prompt in prompts)
         config = engine.config
-        conditions = Conditions(config.model, config.verifier, options.max_tokens, asked.limit, options.seed)
+        conditions = Conditions(
+            config.model, config.verifier, options.max_tokens, asked.limit, options.seed, asked.concurrency
+        )
         check_comparable(asked.baseline, conditions, counts, _keys(asked))
+    variants = tuple(Variant(*variant) for variant in asked.variants)
     return Plan(
         prompts=tuple(prompts),
         token_ids=tuple(ids),
-        variants=tuple(Variant(*variant) for variant in asked.variants),
+        variants=variants,
         temperatures=asked.temperatures,
         max_tokens=options.max_tokens,
         seed=options.seed,
@@ -139,6 +143,7 @@ def _plan(engine: Engine, asked: Asked, options: AcceptanceOptions) -> Plan:
         concurrency=asked.concurrency,
         limit=asked.limit,
         skipped=tuple(skipped),
+        choices=choices(engine, variants) if asked.oracle else (),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specdec.cli.configure import DEFAULT_MEASURED, PROPOSER_OPTIONS, build_config, stated_settings, takes
-from specdec.cli.eval_options import AcceptanceOptions
+from specdec.cli.eval_options import DEFAULT_CONCURRENCY, AcceptanceOptions
 from specdec.cli.generate import ENGINE_OPTIONS
 from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
 from specdec.eval.baseline import Baseline, read
@@ -20,7 +20,6 @@ from specdec.types import SamplingParams, SpeculationParams
 
 T = TypeVar("T")
 
-CONCURRENCY = 16
 TO_STANDARD_OUTPUT = Path("-")
 
 
@@ -34,6 +33,7 @@ class Asked:
     batch_sizes: tuple[int, ...]
     concurrency: int
     """Prompts to answer at once where no times are taken."""
+    oracle: bool
     prompts: tuple[EvalPrompt, ...]
     limit: int | None
     baseline: Baseline | None
@@ -51,6 +51,8 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=options.max_tokens)
         check_verifier(config.verifier, temperature)
+    if options.oracle and 0 not in temperatures:
+        raise ValueError(f"--oracle needs temperature 0 among those of --temperature; got {options.temperature}")
     nodes = max(num_nodes(entry) for entry in config.speculative)
     check_room(config, batch_sizes, nodes)
     return Asked(
@@ -58,7 +60,8 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
         variants=variants,
         temperatures=temperatures,
         batch_sizes=batch_sizes,
-        concurrency=max(1, min(CONCURRENCY, config.max_num_seqs, config.max_num_batched_tokens // (1 + nodes))),
+        concurrency=_concurrency(options.concurrency, "concurrency" in given, config, nodes),
+        oracle=options.oracle,
         prompts=tuple(load_tasks(_names("--task", options.task), options.tasks_dir)),
         limit=options.limit or None,
         baseline=None if options.baseline is None else read(options.baseline),
@@ -66,7 +69,7 @@ def what_is_asked(options: AcceptanceOptions, given: set[str]) -> Asked:
 
 
 def _check_numbers(options: AcceptanceOptions) -> None:
-    for name, low in (("limit", 0), ("timing_prompts", 0), ("max_tokens", 3)):
+    for name, low in (("limit", 0), ("timing_prompts", 0), ("max_tokens", 3), ("concurrency", 1)):
         value = getattr(options, name)
         if value < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}; got {value}")
@@ -98,16 +101,24 @@ def _check_distinct(options: AcceptanceOptions) -> None:
         taken[own] = option
 
 
-def check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int) -> None:
+def _concurrency(asked: int, is_stated: bool, config: EngineConfig, nodes: int) -> int:
+    """What was stated, which must fit; else as many of the default as fit a step whole."""
+    if is_stated:
+        check_room(config, [asked], nodes, "--concurrency")
+        return asked
+    return max(1, min(DEFAULT_CONCURRENCY, config.max_num_seqs, config.max_num_batched_tokens // (1 + nodes)))
+
+
+def check_room(config: EngineConfig, batch_sizes: Sequence[int], nodes: int, option: str = "--batch-sizes") -> None:
     """Every batch size must fit a step whole, with drafts of `nodes` tokens."""
     for size in batch_sizes:
         if size < 1:
-            raise ValueError(f"--batch-sizes must be at least 1; got {size}")
+            raise ValueError(f"{option} must be at least 1; got {size}")
         if size > config.max_num_seqs:
-            raise ValueError(f"--batch-sizes {size} is more than the engine's max_num_seqs ({config.max_num_seqs})")
+            raise ValueError(f"{option} {size} is more than the engine's max_num_seqs ({config.max_num_seqs})")
         if size * (nodes + 1) > config.max_num_batched_tokens:
             raise ValueError(
-                f"--batch-sizes {size} with drafts of {nodes} tokens is more than the engine's max_num_batched_tokens "
+                f"{option} {size} with drafts of {nodes} tokens is more than the engine's max_num_batched_tokens "
                 f"({config.max_num_batched_tokens})"
             )
 

@@ -15,6 +15,7 @@ DEFAULT_LIMIT = 5
 DEFAULT_MAX_TOKENS = 128
 DEFAULT_TIMING_PROMPTS = 8
 DEFAULT_BATCH_SIZES = "1,4,16"
+DEFAULT_CONCURRENCY = 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class AcceptanceOptions:
     temperature: str
     max_tokens: int
     seed: int
+    concurrency: int
+    oracle: bool
     timing_prompts: int
     batch_sizes: str
     json: Path | None
@@ -81,6 +84,7 @@ def acceptance_groups() -> dict[str, tuple[click.Option, ...]]:
             shared["speculative_config"],
         ),
         "Prompts": _prompt_options(),
+        "Acceptance": _acceptance_options(),
         "Times": (
             _integer("--timing-prompts", default=DEFAULT_TIMING_PROMPTS, help="Prompts to take times on; 0: no times."),
             _list("--batch-sizes", metavar="B[,B2]", default=DEFAULT_BATCH_SIZES, help="Prompts decoded together."),
@@ -107,6 +111,27 @@ def _prompt_options() -> tuple[click.Option, ...]:
         _list("--temperature", metavar="X[,X2]", default="0", help="Temperatures to measure at; 0 is greedy."),
         _integer("--max-tokens", default=DEFAULT_MAX_TOKENS, help="Longest answer."),
         _integer("--seed", default=0, help="Seed of the samples and of the bootstrap."),
+    )
+
+
+def _acceptance_options() -> tuple[click.Option, ...]:
+    return (
+        _integer(
+            "--concurrency",
+            default=DEFAULT_CONCURRENCY,
+            help="Prompts answered at once where no times are taken; the default gives way to what a step holds. "
+            "Acceptance depends on it where the proposer is auto, which drafts less the fuller a step is, and where "
+            "one learns from past answers, as suffix does; 1 answers one prompt after the other.",
+        ),
+        click.Option(
+            ["--oracle"],
+            is_flag=True,
+            help="At temperature 0, also record what each proposer would have drafted at every output token, in passes "
+            "of their own, and say how few steps the best choice among them takes: auto is compared with its members. "
+            "Proposers that learn from past answers have learned from those of that pass, as in the acceptance pass "
+            "(exactly so with --concurrency 1); recycling also learns from rejected drafts, which a recording has not, "
+            "so that its figures are a little low.",
+        ),
     )
 
 

@@ -23,7 +23,7 @@ def build_controller(
     entry = auto_entry(config)
     if entry is None:
         return None
-    members = _members(config, entry.num_speculative_tokens, runner.proposers)
+    members = portfolio_members(config, entry.num_speculative_tokens, runner.proposers)
     controller = Controller(members, StepCost(step_seconds(runner, scheduler, clock)))
     for member in members:
         times = draft_times(runner, scheduler, member, clock)
@@ -32,7 +32,8 @@ def build_controller(
     return controller
 
 
-def _members(config: EngineConfig, auto_length: int, loaded: Mapping[str, Proposer]) -> list[Member]:
+def portfolio_members(config: EngineConfig, auto_length: int, loaded: Mapping[str, Proposer]) -> list[Member]:
+    """Whom `auto` chooses from where its drafts may have `auto_length` tokens. ValueError if two of them have KV."""
     entries = {entry.method: entry for entry in config.speculative}
     found = []
     for name in member_names(config):

@@ -61,14 +61,18 @@ def steps_of(answers: Iterable[Answer]) -> list[Step]:
 
 def positions(steps: Iterable[Step]) -> tuple[Position, ...]:
     """Counts of the drafts' positions, from 1 to the deepest."""
-    drafts = [step for step in steps if step.num_drafted]
-    deepest = max((step.depth for step in drafts), default=0)
+    return count_positions([(step.depth, step.num_accepted) for step in steps if step.num_drafted])
+
+
+def count_positions(drafts: Sequence[tuple[int, int]]) -> tuple[Position, ...]:
+    """The same of drafts that are given by their depth and the tokens that were accepted."""
+    deepest = max((depth for depth, _ in drafts), default=0)
     return tuple(
         Position(
             position,
-            num_drafts=sum(step.depth >= position for step in drafts),
-            num_reached=sum(step.depth >= position and step.num_accepted >= position - 1 for step in drafts),
-            num_accepted=sum(step.num_accepted >= position for step in drafts),
+            num_drafts=sum(depth >= position for depth, _ in drafts),
+            num_reached=sum(depth >= position and accepted >= position - 1 for depth, accepted in drafts),
+            num_accepted=sum(accepted >= position for _, accepted in drafts),
         )
         for position in range(1, deepest + 1)
     )

@@ -28,6 +28,8 @@ class Conditions:
     max_tokens: int
     limit: int | None
     seed: int
+    concurrency: int | None = None
+    """None where it was not recorded, and so cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ def check_comparable(
     proposer, draft length and temperature."""
     for field in fields(Conditions):
         recorded, own = getattr(baseline.conditions, field.name), getattr(asked, field.name)
-        if recorded != own:
+        is_unknown = field.name == "concurrency" and recorded is None
+        if recorded != own and not is_unknown:
             raise ValueError(
                 f"the baseline was recorded with {field.name} {recorded}, and this run has {own}; run it as recorded: "
                 f"{baseline.origin.command}"

@@ -1,6 +1,7 @@
 """What an evaluation does with an engine: every proposer's answers to every prompt, then times on some of them.
 
-Acceptance does not depend on the batch, so it is measured on all prompts, several at once. Times are taken on a few
+Acceptance is measured on all prompts, several at once: of most proposers it does not depend on the batch. For oracles
+all prompts are answered again, each proposer drafting at every token. Times are taken on a few
 prompts at each batch size, every proposer and plain decoding in turns on each group of prompts, so that what else the
 machine does hits all of them alike. Nothing is concluded here; see `specdec.eval.summary`.
 """
@@ -10,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specdec.config import AUTO
 from specdec.engine import Engine
+from specdec.engine.portfolio import portfolio_members
 from specdec.eval.curve import CurveTimer, sizes_for
 from specdec.eval.progress import Meter, Part, Status
 from specdec.eval.prompts import EvalPrompt, choose, token_ids
 from specdec.eval.results import Curve
 from specdec.eval.session import Answer, GroupTimes, Interrupted, Job, answer_all, time_group
+from specdec.eval.shadow import Recording, passes, record_all
 from specdec.types import SamplingParams, SpeculationParams
 
 CONCURRENCY = 16
@@ -39,6 +43,16 @@ PLAIN = Variant("none", 0)
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What an oracle chooses from at each step: `auto`'s members, or the proposers that are named at one length."""
+
+    proposer: str | None
+    """`auto`; None for the named."""
+    num_speculative_tokens: int
+    members: tuple[Variant, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to measure."""
 
@@ -59,6 +73,13 @@ class Plan:
     """What the prompts of each task were limited to, for the record."""
     skipped: tuple[str, ...] = ()
     """The names of prompts that were too long to ask, for the record."""
+    choices: tuple[Choice, ...] = ()
+    """The oracles to make; temperature 0 must then be among the temperatures."""
+
+    @property
+    def recorded(self) -> tuple[Variant, ...]:
+        """Who drafts at every token, for the oracles."""
+        return tuple(dict.fromkeys(member for choice in self.choices for member in choice.members))
 
     @property
     def timed(self) -> tuple[int, ...]:
@@ -90,6 +111,8 @@ class Measured:
 
     answers: dict[tuple[float, Variant], dict[int, Answer]] = field(default_factory=dict)
     """By temperature and variant (`PLAIN` too): answers by the prompt's index. Failed ones have an `error`."""
+    recordings: dict[Variant, dict[int, Recording]] = field(default_factory=dict)
+    """Greedy answers by the prompt's index, with drafts at every token; by `Plan.recorded`."""
     groups: dict[tuple[float, int], dict[Variant, list[GroupTimes]]] = field(default_factory=dict)
     """By temperature and batch size: groups that every variant has decoded, in the same order for each."""
     timed: dict[tuple[float, int], list[int]] = field(default_factory=dict)
@@ -117,6 +140,21 @@ def prepare(
     return chosen, [ids[prompt.name] for prompt in chosen], skipped
 
 
+def choices(engine: Engine, variants: Sequence[Variant]) -> tuple[Choice, ...]:
+    """The oracles of some variants: one for each `auto`, and one for each draft length of the others."""
+    found = []
+    for variant in variants:
+        if variant.proposer == AUTO:
+            length = variant.num_speculative_tokens
+            members = portfolio_members(engine.config, length, engine.runner.proposers)
+            own = tuple(Variant(member.name, min(member.length, length)) for member in members)
+            found.append(Choice(AUTO, length, own))
+    named = [variant for variant in variants if variant.proposer != AUTO]
+    for length in dict.fromkeys(variant.num_speculative_tokens for variant in named):
+        found.append(Choice(None, length, tuple(each for each in named if each.num_speculative_tokens == length)))
+    return tuple(found)
+
+
 def measure(
     engine: Engine,
     plan: Plan,
@@ -142,13 +180,16 @@ class _Measurement:
             for temperature in plan.temperatures
             for variant in self._variants
         }
+        asked = [(each.proposer, each.num_speculative_tokens) for each in plan.recorded]
+        self._records = [tuple(Variant(*each) for each in together) for together in passes(engine.runner, asked)]
+        recording = [_record_part(plan, together) for together in self._records]
         self._timings = {
             (temperature, batch_size): _timing_part(plan, temperature, batch_size)
             for temperature in plan.temperatures
             for batch_size in plan.batch_sizes
             if plan.timing_prompts
         }
-        parts = [*self._passes.values(), *self._timings.values()]
+        parts = [*self._passes.values(), *recording, *self._timings.values()]
         self._meter = Meter(parts, plan.max_tokens, show)
 
     def run(self) -> Measured:
@@ -156,6 +197,9 @@ class _Measurement:
             for (temperature, variant), part in self._passes.items():
                 self._meter.begin(part)
                 self._answer(temperature, variant)
+            for together in self._records:
+                self._meter.begin(_record_part(self._plan, together))
+                self._record(together)
             if self._timings:
                 self._take_times()
         except Interrupted:
@@ -168,6 +212,15 @@ class _Measurement:
         jobs = {index: plan.job(index, variant, temperature, "acceptance") for index in range(len(plan.prompts))}
         answers = self._measured.answers[temperature, variant] = {}
         answer_all(self._engine, jobs, plan.concurrency, self._on_step, answers)
+
+    def _record(self, together: Sequence[Variant]) -> None:
+        """The same with proposers that draft at every token, and whose drafts are not verified."""
+        plan = self._plan
+        jobs = {index: plan.job(index, together[0], 0.0, "oracle") for index in range(len(plan.prompts))}
+        found: dict[tuple[str, int], dict[int, Recording]] = {}
+        for variant in together:
+            self._measured.recordings[variant] = found[variant.proposer, variant.num_speculative_tokens] = {}
+        record_all(self._engine, list(found), jobs, plan.concurrency, self._on_step, found)
 
     def _take_times(self) -> None:
         """Every temperature's and batch size's groups, and the rounds of the curve between them."""
@@ -235,6 +288,10 @@ def _part(label: str, plan: Plan, num_answers: int, batch_size: int) -> Part:
     """A step is taken to cost an eighth more for each sequence beside the first."""
     num_steps = num_answers * plan.max_tokens / batch_size
     return Part(label, num_answers, num_steps * (1 + (batch_size - 1) / 8))
+
+
+def _record_part(plan: Plan, together: Sequence[Variant]) -> Part:
+    return _part(f"oracle, {', '.join(map(str, together))}", plan, len(plan.prompts), plan.concurrency)
 
 
 def _timing_part(plan: Plan, temperature: float, batch_size: int) -> Part:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from specdec.eval.columns import align
 from specdec.eval.quality import Quality, QualityResult
 from specdec.eval.results import Estimate
-from specdec.eval.table import align
 
 WORDS = (
     "KL: of the float32 law from this one, in nats a token, its mean with a 95 % interval over pieces; argmax: same\n"

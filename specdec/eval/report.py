@@ -1,7 +1,7 @@
 """An evaluation as one HTML file that needs nothing else: no script, no font, no image, no network.
 
 The page is a template. It escapes whatever it prints, and the page's own policy forbids a browser to load anything.
-What it prints is made by `report_tables`, `report_speed`, `report_charts` and `report_samples`.
+What it prints is made by `report_tables`, `report_oracle`, `report_speed`, `report_charts` and `report_samples`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import jinja2
 
-from specdec.eval import report_speed, report_tables
+from specdec.eval import report_oracle, report_speed, report_tables
+from specdec.eval.oracle_table import chooser
 from specdec.eval.report_charts import charts
 from specdec.eval.report_samples import sampled, sources
 from specdec.eval.report_tables import Table
@@ -29,6 +30,15 @@ TITLES = {
     "predicted_speedup": "predicted speed-up",
     "measured_speedup": "measured speed-up",
     "num_equal": "equal outputs",
+    "share": "share of the oracle",
+    "oracle_tokens_per_step": "tokens per step of the oracle",
+    "longest_tokens_per_step": "tokens per step with the longest right draft",
+    "first_tokens_per_step": "tokens per step with the first that drafts",
+    "perfect_tokens_per_step": "tokens per step with perfect drafts",
+    "alone_tokens_per_step": "tokens per step of a member alone",
+    "measured_tokens_per_step": "measured tokens per step",
+    "mean_agreed": "right draft tokens",
+    "agreed": "how many draft tokens are right",
 }
 """Names of figures that are more than their key with spaces."""
 
@@ -127,7 +137,10 @@ def facts(result: Result) -> list[tuple[str, str]]:
             f"{settings.kv_cache_dtype}",
         ),
         ("verifier", settings.verifier),
-        ("tasks", f"{', '.join(settings.tasks)}{limit}"),
+        (
+            "tasks",
+            f"{', '.join(settings.tasks)}{limit}; acceptance with {number(settings.concurrency)} prompts at once",
+        ),
         ("answers", f"at most {number(settings.max_tokens)} tokens, seed {settings.seed}"),
         ("timing", f"prompts: {number(settings.timing_prompts)}, batch sizes: {sizes}"),
         ("intervals", f"{number(settings.resamples)} resamples, confidence {100 * settings.confidence:g} %"),
@@ -143,6 +156,7 @@ def warnings(result: Result) -> Iterator[str]:
         )
     for run in result.runs:
         yield from _run_warnings(run)
+    yield from _oracle_warnings(result)
     yield from (f"Regression: {line}" for line in result.regressions)
     yield from (f"Failed, and in no figure: {line}" for line in result.failures)
     if result.skipped:
@@ -165,6 +179,18 @@ def _run_warnings(run: Run) -> Iterator[str]:
         )
 
 
+def _oracle_warnings(result: Result) -> Iterator[str]:
+    """Prompts that only an oracle lacks."""
+    asked = max((run.num_prompts for run in result.plain if run.temperature == 0), default=0)
+    for oracle in result.oracles:
+        if oracle.task is None and oracle.num_prompts < asked:
+            yield (
+                f"Oracle of {chooser(oracle)}, k = {oracle.num_speculative_tokens}: "
+                f"{number(asked - oracle.num_prompts)} of {number(asked)} prompts are not in it, for not every pass "
+                "gave plain decoding’s tokens"
+            )
+
+
 def sections(result: Result) -> list[Section]:
     """The tables after the summary and the charts; without those that have no row."""
     tables, speed = report_tables, report_speed
@@ -182,6 +208,7 @@ def sections(result: Result) -> list[Section]:
             "Acceptance of a whole task can hide that it falls as outputs grow.",
             (tables.output_ranges(result),),
         ),
+        *([_oracle_section(result)] if result.oracles else []),
         Section(
             "speed",
             "Speed",
@@ -207,3 +234,13 @@ def sections(result: Result) -> list[Section]:
         Section(each.ident, each.title, each.note, tuple(table for table in each.tables if not table.is_empty))
         for each in made
     ]
+
+
+def _oracle_section(result: Result) -> Section:
+    note = (
+        "What the best choice among proposers would reach at temperature 0, known because each of them also drafted at "
+        "every output token, unverified. A proposer alone takes the steps that were measured, unless it learns from "
+        "what was verified or from answers that ended in another order."
+    )
+    made = report_oracle
+    return Section("oracle", "Oracle", note, (made.choices(result), made.members(result), made.agreed(result)))

@@ -46,6 +46,21 @@ FORMULAS = {
     "of that time",
     "time_per_output_token": "(time of the last token - time of the first) / (tokens - 1), the mean over answers of at "
     "least 2 tokens",
+    "share": "the oracle's steps / the steps of the acceptance pass, over the same prompts: the proposer's tokens per "
+    "step as a share of the oracle's",
+    "oracle_tokens_per_step": "output tokens after each prompt's first / the fewest steps that can commit them, where "
+    "each step may take any member's draft, or the beginning of one; at temperature 0",
+    "longest_tokens_per_step": "the same, where each step takes the draft of which most is right",
+    "first_tokens_per_step": "the same, where each step takes the draft of the first member, in their order, that "
+    "drafts anything there",
+    "perfect_tokens_per_step": "the same, where each step takes a draft of the longest member's length that is right",
+    "alone_tokens_per_step": "output tokens after each prompt's first / the steps that commit them if this member "
+    "alone drafts, by its drafts at every output token: where nothing learns it is what the acceptance pass measures",
+    "measured_tokens_per_step": "output tokens after each prompt's first / the steps of the acceptance pass, over the "
+    "prompts of the oracle",
+    "mean_agreed": "leading draft tokens that are right, the mean over all output tokens after each prompt's first, "
+    "those without a draft included",
+    "agreed": "the share of those output tokens at which exactly so many leading draft tokens are right",
     "num_equal": "prompts whose output tokens are those of plain decoding with the same seed, all of them",
 }
 """Figure -> how it is made. Every property and `Estimate` of this module has its formula here, under its name or the
@@ -341,6 +356,91 @@ class PlainRun:
 
 
 @dataclass(frozen=True)
+class Shadowed:
+    """A member of an oracle: drafts at every output token after each prompt's first, none of which was verified."""
+
+    proposer: str
+    num_speculative_tokens: int
+    num_steps: int
+    """That the answers would take with this member's drafts alone."""
+    measured_steps: int | None
+    """Of the acceptance pass with this proposer and length; None where that is no run."""
+    agreed: tuple[int, ...]
+    """`agreed[a]`: output tokens at which exactly the first a tokens of the draft are right; without a draft 0 are."""
+    positions: tuple[Position, ...]
+    """Of all drafts, not only of those that its own steps would verify."""
+
+    @property
+    def alone_tokens_per_step(self) -> float:
+        """sum(agreed) / num_steps."""
+        return sum(self.agreed) / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def measured_tokens_per_step(self) -> float | None:
+        """sum(agreed) / measured_steps."""
+        return sum(self.agreed) / self.measured_steps if self.measured_steps else None
+
+    @property
+    def mean_agreed(self) -> float:
+        """Mean of a over `agreed`."""
+        return sum(a * count for a, count in enumerate(self.agreed)) / max(1, sum(self.agreed))
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What choosing among some proposers could have reached at temperature 0, over all prompts or one task's.
+
+    Prompts of which any pass has other tokens than plain decoding are left out.
+    """
+
+    proposer: str | None
+    """`auto`, whose members these are; None: those that were named, at one draft length."""
+    num_speculative_tokens: int
+    task: str | None
+    members: tuple[Shadowed, ...]
+    num_prompts: int
+    num_tokens: int
+    """Output tokens after each prompt's first."""
+    num_steps: int
+    """The fewest (`FORMULAS["oracle_tokens_per_step"]`)."""
+    longest_steps: int
+    first_steps: int
+    perfect_steps: int
+    measured_steps: int | None
+    """Of `proposer` in the acceptance pass; None where there is none."""
+    share: Estimate | None
+    """num_steps / measured_steps."""
+
+    @property
+    def oracle_tokens_per_step(self) -> float:
+        """num_tokens / num_steps."""
+        return self._per_step(self.num_steps)
+
+    @property
+    def longest_tokens_per_step(self) -> float:
+        """num_tokens / longest_steps."""
+        return self._per_step(self.longest_steps)
+
+    @property
+    def first_tokens_per_step(self) -> float:
+        """num_tokens / first_steps."""
+        return self._per_step(self.first_steps)
+
+    @property
+    def perfect_tokens_per_step(self) -> float:
+        """num_tokens / perfect_steps."""
+        return self._per_step(self.perfect_steps)
+
+    @property
+    def measured_tokens_per_step(self) -> float | None:
+        """num_tokens / measured_steps."""
+        return None if self.measured_steps is None else self._per_step(self.measured_steps)
+
+    def _per_step(self, num_steps: int) -> float:
+        return self.num_tokens / num_steps if num_steps else 1.0
+
+
+@dataclass(frozen=True)
 class CurvePoint:
     """T(M) of `FORMULAS["curve"]`."""
 
@@ -405,6 +505,8 @@ class Settings:
     """Of its intervals: 0.95."""
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
+    concurrency: int | None = None
+    """Prompts that the acceptance pass answered at once; None where that was not recorded."""
 
 
 @dataclass(frozen=True)
@@ -432,6 +534,8 @@ class Result:
     """By temperature, proposer and draft length."""
     curve: Curve | None
     """None where nothing was timed."""
+    oracles: tuple[Oracle, ...] = ()
+    """Those of `auto` and of the proposers that were named, each over all prompts, then by task; empty unless asked."""
     skipped: tuple[str, ...] = ()
     """Prompts (task/id) that were left out: with `max_tokens` after them they are too long for the model."""
     failures: tuple[str, ...] = ()

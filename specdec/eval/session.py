@@ -112,6 +112,11 @@ class _Live:
     first_token: float | None = None
 
 
+def request_id(key: int) -> str:
+    """What the engine knows a session's job by."""
+    return str(key)
+
+
 class Session:
     """Requests on one engine that has no others. As a context manager it aborts what is unfinished at its end."""
 
@@ -128,8 +133,8 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for request_id in self._live:
-            self._engine.abort(request_id)
+        for name in self._live:
+            self._engine.abort(name)
 
     @property
     def num_live(self) -> int:
@@ -137,11 +142,11 @@ class Session:
 
     def submit(self, key: int, job: Job) -> None:
         """Queue a job; its answer comes back under `key`. ValueError if the engine refuses it."""
-        request_id = str(key)
+        name = request_id(key)
         self._engine.add_request(
-            request_id, job.prompt_token_ids, job.params, cache_salt=job.cache_salt, speculation=job.speculation
+            name, job.prompt_token_ids, job.params, cache_salt=job.cache_salt, speculation=job.speculation
         )
-        self._live[request_id] = _Live(key)
+        self._live[name] = _Live(key)
         self.num_waiting += 1
 
     def step(self) -> dict[int, Answer]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specdec.core.alarm import alarm
 from specdec.eval.acceptance import Answered, exactness, groups, output_ranges, steps_of, total
 from specdec.eval.measure import PLAIN, Measured, Plan, Variant, measure
+from specdec.eval.oracle_summary import oracles
 from specdec.eval.origin import describe
 from specdec.eval.progress import Status
 from specdec.eval.results import GroupSpeed, Origin, Piece, PlainRun, Prediction, Result, Run, Sample, Settings, Speed
@@ -45,15 +46,22 @@ class Summary:
             plain=tuple(self._plain(temperature) for temperature, variant in done if variant == PLAIN),
             runs=tuple(self._run(*key) for key in done if key[1] != PLAIN),
             curve=self._measured.curve,
+            oracles=oracles(self._plan, self._sound, self._measured.recordings, self._bootstrap),
             skipped=self._plan.skipped,
             failures=self._failures(),
             interrupted=self._measured.interrupted,
         )
 
     def _failures(self) -> tuple[str, ...]:
-        return tuple(
-            f"{self._plan.prompts[index].name}, {variant}, T={temperature:g}: {answer.error}"
+        named = [
+            (f"{variant}, T={temperature:g}", answers)
             for (temperature, variant), answers in self._measured.answers.items()
+        ]
+        for variant, own in self._measured.recordings.items():
+            named.append((f"oracle, {variant}", {index: each.answer for index, each in own.items()}))
+        return tuple(
+            f"{self._plan.prompts[index].name}, {name}: {answer.error}"
+            for name, answers in named
             for index, answer in answers.items()
             if answer.error is not None
         )
@@ -187,4 +195,5 @@ def _settings(engine: Engine, plan: Plan, bootstrap: Bootstrap) -> Settings:
         confidence=bootstrap.confidence,
         quantization=engine.config.quantization,
         kv_cache_dtype=engine.config.kv_cache_dtype,
+        concurrency=plan.concurrency,
     )

@@ -1,13 +1,12 @@
-"""A result as a few lines of text for a terminal."""
+"""A result as a few lines of text for a terminal. Oracles are written by `oracle_table`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from specdec.eval.results import Curve, Estimate, Group, Origin, Result, Run, Timing
-
-POSITIONS_SHOWN = 8
-Rows = list[tuple[str, ...]]
+from specdec.eval.columns import POSITIONS_SHOWN, Rows, align, interval, percent
+from specdec.eval.oracle_table import oracle_table
+from specdec.eval.results import Curve, Group, Origin, Result, Run, Timing
 
 
 def table(result: Result) -> str:
@@ -15,6 +14,8 @@ def table(result: Result) -> str:
     parts = [_heading(result)]
     if result.runs:
         parts.append(_acceptance(result.runs))
+    if result.oracles:
+        parts.append(oracle_table(result))
     if speeds := _speeds(result.runs):
         parts.append(speeds)
     if group_speeds := _group_speeds(result.runs):
@@ -57,14 +58,14 @@ def _acceptance(runs: Sequence[Run]) -> str:
 
 
 def _figures(group: Group, deepest: int) -> tuple[str, ...]:
-    shares = [_percent(position.unconditional) for position in group.positions[:deepest]]
+    shares = [percent(position.unconditional) for position in group.positions[:deepest]]
     return (
         group.task or "all",
         str(group.num_prompts),
         str(group.num_draft_tokens),
-        _percent(group.acceptance_rate.value),
+        percent(group.acceptance_rate.value),
         f"{group.mean_acceptance_length.value:.2f}",
-        _interval(group.mean_acceptance_length),
+        interval(group.mean_acceptance_length),
         f"{group.tokens_per_step:.2f}",
         *shares,
         *["-"] * (deepest - len(shares)),
@@ -93,7 +94,7 @@ def _speeds(runs: Iterable[Run]) -> str:
                     _per_token(speed.plain),
                     _per_token(speed.proposer),
                     f"{speed.speedup.value:.2f}",
-                    _interval(speed.speedup),
+                    interval(speed.speedup),
                     "" if predicted is None else f"{predicted.predicted_speedup:.2f}",
                     "" if predicted is None else f"{100 * predicted.gap:+.0f} %",
                     "" if predicted is None else f"{predicted.draft_cost:.2g}",
@@ -119,7 +120,7 @@ def _group_speeds(runs: Iterable[Run]) -> str:
                     f"{each.speed.plain.tokens_per_second:.1f}",
                     f"{each.speed.proposer.tokens_per_second:.1f}",
                     f"{each.speed.speedup.value:.2f}",
-                    _interval(each.speed.speedup),
+                    interval(each.speed.speedup),
                     "" if predicted is None else f"{predicted.predicted_speedup:.2f}",
                     "" if predicted is None else f"{100 * predicted.gap:+.0f} %",
                 )
@@ -170,20 +171,3 @@ def _origin(origin: Origin) -> str:
         f"{machine.cpu}, {machine.cores} cores, {machine.threads or machine.torch_threads} threads, load {load}; torch "
         f"{origin.versions.torch}; commit {'unknown' if origin.commit is None else origin.commit[:12]}"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return "-"
-    return f"{estimate.low:.2f} to {estimate.high:.2f}"
-
-
-def align(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as their widest cell; the first one to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows)
-    return "\n".join(lines)

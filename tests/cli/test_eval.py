@@ -127,6 +127,46 @@ def test_auto_is_measured_beside_others_in_one_engine() -> None:
     assert all(run.exactness.num_equal == run.exactness.num_prompts > 0 for run in found.runs)
 
 
+def test_an_oracle_compares_auto_with_the_best_choice_among_its_members() -> None:
+    args = (
+        "--proposer=auto,ngram",
+        "--oracle",
+        "--concurrency=1",
+        "--timing-prompts=0",
+        "--max-tokens=16",
+        "--limit=1",
+    )
+    out, err, _ = evaluate(*args, "--json=r.json", "--html=r.html")
+    found = from_json(json.loads(Path("r.json").read_text()))
+    assert found.settings.concurrency == 1
+    assert [(o.proposer, o.num_speculative_tokens) for o in found.oracles if o.task is None] == [
+        ("auto", 16),
+        (None, 4),
+    ]
+    ngram = found.oracles[-3].members[0]
+    assert ngram.alone_tokens_per_step == ngram.measured_tokens_per_step == found.runs[1].overall.tokens_per_step
+    assert "auto k=16 reaches " in out
+    assert "oracle, ngram k=16, suffix k=16, ngram k=4: " in err
+    assert '<section id="oracle">' in Path("r.html").read_text("utf-8")
+
+
+def test_without_being_asked_no_oracle_is_made() -> None:
+    found = result()
+    assert found.oracles == ()
+    assert found.settings.concurrency == 16
+
+
+def test_so_many_prompts_at_once_as_a_step_holds() -> None:
+    assert (
+        result("--proposer=draft", "--draft-layers=2", "--tree=breadth", "--tree-nodes=64").settings.concurrency == 16
+    )
+    Path("c.yaml").write_text("model: m\nmax_num_batched_tokens: 64\nmax_num_seqs: 8\n")
+    args = ("--config=c.yaml", "--proposer=ngram", "-k", "15", "--batch-sizes=1")
+    assert result(*args).settings.concurrency == 4
+    assert refused(*args, "--concurrency=5").startswith("--concurrency 5 with drafts of 15 tokens is more than ")
+    assert refused(*args, "--concurrency=9").startswith("--concurrency 9 is more than the engine's max_num_seqs (8)")
+
+
 def test_the_command_is_recorded_as_it_would_be_typed() -> None:
     found = result("--task", "chat", "-k", "2")
     assert found.origin.command == (
@@ -191,6 +231,8 @@ def test_draft_options_and_configurations_are_those_of_generate(tmp_path: Path) 
         (["--batch-sizes=0"], "--batch-sizes must be at least 1; got 0"),
         (["--batch-sizes=100"], "--batch-sizes 100 is more than the engine's max_num_seqs (64)"),
         (["--batch-sizes=64", "-k", "32"], "--batch-sizes 64 with drafts of 32 tokens is more than the engine's "),
+        (["--concurrency=0"], "--concurrency must be at least 1; got 0"),
+        (["--oracle", "--temperature=0.7"], "--oracle needs temperature 0 among those of --temperature; got 0.7"),
         (["--limit=-1"], "--limit must be at least 0; got -1"),
         (["--max-tokens=2"], "--max-tokens must be at least 3; got 2"),
         (["--timing-prompts=-1"], "--timing-prompts must be at least 0; got -1"),
@@ -278,6 +320,12 @@ def test_a_baseline_of_something_else_is_refused_before_anything_is_measured(tmp
     evaluate(*QUICK, "--record-baseline=b.json")
     _, err, built = evaluate(*QUICK, "--baseline=b.json", "--seed=1", code=2)
     assert "the baseline was recorded with seed 0, and this run has 1" in err
+    _, err, _ = evaluate(*QUICK, "--baseline=b.json", "--concurrency=1", code=2)
+    assert "the baseline was recorded with concurrency 16, and this run has 1" in err
+    unknown = json.loads((tmp_path / "b.json").read_text())
+    del unknown["conditions"]["concurrency"]
+    (tmp_path / "b.json").write_text(json.dumps(unknown))
+    evaluate(*QUICK, "--baseline=b.json", "--concurrency=1")
     assert built.engine is not None
     assert built.engine.metrics().count("specdec:generation_tokens_total") > 0
     (tmp_path / "b.json").write_text("{}")

@@ -115,6 +115,8 @@ OPTIONS = {
         "--temperature": "0",
         "--max-tokens": 128,
         "--seed": 0,
+        "--concurrency": 16,
+        "--oracle": FLAG,
         "--timing-prompts": 8,
         "--batch-sizes": "1,4,16",
         "--json": None,

@@ -11,6 +11,7 @@ from specdec.eval.results import (
     Group,
     GroupSpeed,
     Machine,
+    Oracle,
     Origin,
     OutputRange,
     Piece,
@@ -21,6 +22,7 @@ from specdec.eval.results import (
     Run,
     Sample,
     Settings,
+    Shadowed,
     Speed,
     Timing,
     Versions,
@@ -33,7 +35,7 @@ ORIGIN = Origin(
     versions=Versions("0.1.0", "2.11.3", "5.2.7", "3.11.9"),
     machine=Machine("A processor", 12, 6, 0.37),
 )
-SETTINGS = Settings("tiny", "float32", "auto", ("chat", "code"), 193, 17, 419, 13, (1, 4), 2003, 0.95)
+SETTINGS = Settings("tiny", "float32", "auto", ("chat", "code"), 193, 17, 419, 13, (1, 4), 2003, 0.95, concurrency=21)
 SAMPLE = Sample(
     "chat",
     "chat",
@@ -101,6 +103,19 @@ def run(
     )
 
 
+def oracle(proposer: str | None, k: int, task: str | None, start: int, *, measured: bool = True) -> Oracle:
+    """Steps from `start` on."""
+    positions = (Position(1, start + 91, start + 91, start + 41), Position(2, start + 89, start + 40, start + 29))
+    agreed = (start + 109, start + 19, start + 31)
+    members = (
+        Shadowed("ngram", k, start + 59, start + 61 if measured else None, agreed, positions),
+        Shadowed("suffix", k, start + 67, None, agreed[:1], positions[:1]),
+    )
+    share = Estimate(0.9 + start / 1e5, 0.8 + start / 1e5, 0.95 + start / 1e5) if measured else None
+    steps = (start + 71, start + 73, start + 79, start + 47, start + 83 if measured else None)
+    return Oracle(proposer, k, task, members, start + 7, start + 701, *steps, share)
+
+
 def result(*runs: Run, interrupted: bool = False) -> Result:
     """Of the given runs, or of one."""
     plain = PlainRun(0.0, 211, 40009, (0.587, 0.799, 0.863), (speed(1, 41.3).plain, speed(4, 17.9).plain))
@@ -111,6 +126,11 @@ def result(*runs: Run, interrupted: bool = False) -> Result:
         plain=(plain,),
         runs=runs or (run(),),
         curve=Curve(317, 7, points),
+        oracles=(
+            oracle("auto", 18, None, 1301),
+            oracle("auto", 18, "chat", 1511),
+            oracle(None, 2, None, 1709, measured=False),
+        ),
         skipped=("chat/chat-19",),
         failures=("code/code-11, ngram k=2, T=0: out of blocks",),
         regressions=("ngram: mean acceptance length 1.2 is under 1.9",),

@@ -26,7 +26,7 @@ from specdec.eval.results import (
     Sample,
     to_json,
 )
-from tests.eval.examples import ORIGIN, SAMPLE, group, result, run, speed
+from tests.eval.examples import ORIGIN, SAMPLE, group, oracle, result, run, speed
 from tests.eval.test_results import strategy
 
 VOID = {"meta", "br"}
@@ -166,7 +166,8 @@ def test_every_formula_and_where_the_figures_come_from_are_on_the_page() -> None
 def test_warnings_stand_first() -> None:
     found = result(run(alarm="it never drafts"), run("suffix", 8, 0.7, complete=False), interrupted=True)
     lossy = replace(run("draft"), exactness=Exactness("typical", "lossy", False))
-    text = check(render(replace(found, runs=(*found.runs, lossy)))).text
+    fewer = replace(oracle("auto", 4, None, 9), num_prompts=192)
+    text = check(render(replace(found, runs=(*found.runs, lossy), oracles=(fewer,)))).text
     head = text[: text.index("Every proposer over all prompts")]
     for warning in (
         "The evaluation was interrupted",
@@ -176,6 +177,7 @@ def test_warnings_stand_first() -> None:
         "draft, k = 2, T = 0: lossy; the verifier typical",
         "Regression: ngram: mean acceptance length 1.2",
         "out of blocks",
+        "Oracle of auto, k = 4: 19 of 211 prompts are not in it",
         "chat/chat-19",
     ):
         assert warning in head
@@ -190,7 +192,7 @@ def test_without_a_warning_there_is_no_such_section() -> None:
 
 def test_every_row_of_an_interrupted_run_is_marked() -> None:
     whole, cut = render(result(run())), render(result(run(complete=False)))
-    rows = whole.count('<th scope="row">ngram')
+    rows = whole.count('<th scope="row">ngram</th>')
     assert whole.count('<strong class="mark">interrupted</strong>') == 0
     assert cut.count('<th scope="row">ngram <strong class="mark">interrupted</strong>') == rows > 10
 

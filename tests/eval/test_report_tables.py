@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.eval import report_speed, report_tables
+from specdec.eval import report_oracle, report_speed, report_tables
 from specdec.eval.report_tables import Cell, Table
 from specdec.eval.results import FORMULAS, Exactness, Result
 from tests.eval.examples import result, run
@@ -15,7 +15,7 @@ RESULTS = {
     "one run": result(),
     "several": result(run(), run("suffix", 8, 0.7, complete=False), run("draft", 4, alarm="never drafts")),
     "nothing timed": replace(result(replace(run(prediction=None), speeds=())), curve=None),
-    "nothing": replace(result(), runs=(), plain=()),
+    "nothing": replace(result(), runs=(), plain=(), oracles=()),
 }
 
 
@@ -30,6 +30,9 @@ def tables(found: Result) -> list[Table]:
             report_tables.repetition,
             report_tables.exactness,
             report_tables.divergences,
+            report_oracle.choices,
+            report_oracle.members,
+            report_oracle.agreed,
             report_speed.speed,
             report_speed.prediction,
             report_speed.draft_lengths,
@@ -104,3 +107,21 @@ def test_whether_exactness_was_checked(exactness: Exactness, drafts: int, text: 
     own = run()
     groups = tuple(replace(each, num_drafts=drafts) for each in own.groups)
     assert report_tables.checked(replace(own, exactness=exactness, groups=groups)) == text
+
+
+def test_an_oracle_with_what_it_was_chosen_from() -> None:
+    row = by_column(report_oracle.choices(result()), 0, 0)
+    assert (row["chosen from"], row["k"], row["task"]) == (Cell("auto"), Cell("18"), Cell("all prompts"))
+    assert row["oracle"] == Cell("1.46", "1,372")
+    assert row["measured"] == Cell("1.45", "1,384")
+    assert row["share"] == Cell("0.91", "0.81 to 0.96")
+    row = by_column(report_oracle.choices(result()), 0, 2)
+    assert (row["chosen from"], row["measured"], row["share"]) == (Cell("ngram+suffix"), Cell("–"), Cell("–"))
+
+
+def test_the_drafts_of_an_oracles_member() -> None:
+    row = by_column(report_oracle.members(result()), 0, 0)
+    assert (row["proposer"], row["its k"]) == (Cell("ngram"), Cell("18"))
+    assert row["position 2"] == Cell("99.2 %", "95.7 %; 1,330 / 1,341 / 1,390")
+    assert by_column(report_oracle.agreed(result()), 0, 0)["2 right"] == Cell("32.8 %", "1,332")
+    assert by_column(report_oracle.agreed(result()), 0, 1)["2 right"] == Cell("–")

@@ -8,7 +8,7 @@ import pytest
 
 from specdec.eval.results import Divergence, Exactness, Result
 from specdec.eval.summary import evaluate
-from specdec.eval.table import align, table
+from specdec.eval.table import table
 from tests.eval.helpers import toy_engine, toy_plan
 
 
@@ -83,7 +83,3 @@ def test_what_was_not_measured_is_left_out(result: Result) -> None:
     assert "T(M)" not in text
     assert "interrupted: what follows is what was measured by then" in text
     assert "exactness" not in table(replace(result, runs=(), plain=(), curve=None))
-
-
-def test_columns_are_aligned() -> None:
-    assert align([("a", "bbb", "c"), ("aaa", "b", "")]) == "a    bbb  c\naaa    b"

@@ -7,7 +7,7 @@ import torch
 from specdec.eval.bench.latency import Latency
 from specdec.eval.bench.steps import StepCurve
 from specdec.eval.bench.throughput import Throughput
-from specdec.eval.table import Rows, align
+from specdec.eval.columns import Rows, align
 
 
 def latency_table(result: Latency) -> str:

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec.eval.columns import Rows, align
 from specdec.eval.peers.compare import Entry, Taken, Task
-from specdec.eval.table import Rows, align
 
 
 @dataclass(frozen=True)
