@@ -32,7 +32,7 @@ class OpenHead:
     def open(method: str, settings: HeadSettings, target: Decoder, progress: Callable[[str], None] | None) -> OpenHead:
         """ValueError, in one line, for files that are missing, damaged, of another kind or for another target."""
         assert settings.model is not None
-        path = _find(settings.model, progress)
+        path = find_head(settings.model, progress)
         vocab = None if settings.draft_vocab is None else Path(settings.draft_vocab).expanduser()
         prepared = prepare_head(path, target=target, kernels=target.kernels, draft_vocab=vocab)
         if prepared.kind not in KINDS[method]:
@@ -45,7 +45,7 @@ class OpenHead:
         return self.prepared.load(dtype=target.dtype, device=device)
 
 
-def _find(name: str, progress: Callable[[str], None] | None) -> Path:
+def find_head(name: str, progress: Callable[[str], None] | None) -> Path:
     """The directory or file that `name` means; a name such as org/name is fetched from the hub."""
     path = Path(name).expanduser()
     if path.exists():

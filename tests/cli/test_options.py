@@ -262,6 +262,14 @@ OPTIONS = {
         "--json": FLAG,
         "--quiet": FLAG,
     },
+    "specdec convert": {
+        "SOURCE": None,
+        "TARGET": None,
+        "--to": None,
+        "--dtype": None,
+        "--force": FLAG,
+        "--quiet": FLAG,
+    },
 }
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "yaml", "importlib.metadata")
 
@@ -311,6 +319,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ["eval", "--help"],
         ["eval", "acceptance", "--help"],
         ["models", "--help"],
+        ["convert", "--help"],
         ["bench", "--help"],
         ["bench", "latency", "--help"],
         ["bench", "curve", "--help"],

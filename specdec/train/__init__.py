@@ -1,0 +1,1 @@
+"""Training of proposers: data, trainees, and the formats that they are written in."""
