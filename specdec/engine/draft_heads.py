@@ -31,7 +31,7 @@ class OpenHead:
     @staticmethod
     def open(method: str, settings: HeadSettings, target: Decoder, progress: Callable[[str], None] | None) -> OpenHead:
         """ValueError, in one line, for files that are missing, damaged, of another kind or for another target."""
-        assert settings.model is not None
+        assert settings.model is not None, "what is not named is chosen before"
         path = find_head(settings.model, progress)
         vocab = None if settings.draft_vocab is None else Path(settings.draft_vocab).expanduser()
         prepared = prepare_head(path, target=target, kernels=target.kernels, draft_vocab=vocab)

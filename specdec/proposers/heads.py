@@ -10,7 +10,8 @@ from specdec.proposers.shapes import TreeChoice
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """A trained head: `model` is its directory or file. `draft_vocab`, a file with a list of token ids, keeps only
+    """A trained head: `model` is its directory or file, a hub name or a built-in head's; None: the one that is built in
+    for the target. `draft_vocab`, a file with a list of token ids, keeps only
     those in the output matrix of a head that has them all.
 
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
@@ -25,8 +26,8 @@ class HeadSettings:
     tree_width: int = TreeChoice.tree_width
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            raise ValueError(f"a draft head needs model, its directory or file (--draft-model); got {self.model!r}")
+        if self.model is not None and (not isinstance(self.model, str) or not self.model):
+            raise ValueError(f"a draft head's model must be its directory or file (--draft-model); got {self.model!r}")
         if self.draft_vocab is not None and (not isinstance(self.draft_vocab, str) or not self.draft_vocab):
             raise ValueError(f"draft_vocab must be a file with a list of token ids; got {self.draft_vocab!r}")
         check_sample_method(self.draft_sample_method)
