@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specdec import LLM, SamplingParams
 from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.engine.build import build_engine, load_models
 from specdec.engine.built_in_heads import choose_heads
+from specdec.kernels import QuantizedWeight
 from specdec.models.built_in import SHELF, BuiltInHead, HeadShelf, WeightsFile, file_sha256
 from specdec.proposers.auto import member_names
+from specdec.train.formats.convert import convert
 from specdec.train.formats.eagle3 import write_eagle3
 from specdec.train.formats.facts import Eagle3Facts
 from tests.cli.fake import run
@@ -99,6 +102,44 @@ def test_a_head_drafts_that_nobody_named(entry: str | dict[str, Any], folder: Pa
     tokens, drafted = answers(build_engine(config(folder, entry), shelf=shelf))
     assert tokens == plain
     assert drafted > 0
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_quantised_target_has_a_head_of_8_bits_in_the_files_own_codes(
+    quantization: str, folder: Path, shelf: HeadShelf
+) -> None:
+    plain, _ = answers(build_engine(config(folder, quantization=quantization)))
+    engine = build_engine(config(folder, "eagle", quantization=quantization), shelf=shelf)
+    head = engine.runner.proposers["eagle"].head
+    stored = load_file(shelf.path(shelf.heads[0]) / "model.safetensors")
+    assert isinstance(head.lm_head.weight, QuantizedWeight)
+    assert torch.equal(head.lm_head.weight.codes, stored["lm_head.weight"])
+    assert torch.equal(head.lm_head.weight.scales, stored["lm_head.weight_scale"])
+    gate_up = [stored[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(head.layer.mlp.gate_up_proj.weight.codes, torch.cat(gate_up))
+    tokens, drafted = answers(engine)
+    assert tokens == plain
+    assert drafted > 0
+
+
+@pytest.mark.parametrize(("own", "bits"), [("none", 32), ("int8", 8), ("int4", 4)])
+def test_a_heads_own_quantization(own: str, bits: int, folder: Path, shelf: HeadShelf, tmp_path: Path) -> None:
+    """Of a head without codes too."""
+    convert(shelf.path(shelf.heads[0]), tmp_path / "wide", layout="eagle3", dtype="float32")
+    for model in (NAME, str(tmp_path / "wide")):
+        entry = {"method": "eagle3", "model": model, "quantization": own}
+        weight = build_engine(config(folder, entry), shelf=shelf).runner.proposers["eagle3"].head.inputs.fc.weight
+        assert isinstance(weight, QuantizedWeight) == (own != "none")
+        # Codes that the file has are kept: fewer bits they have in a file of fewer.
+        coded = 8 if own == "int4" and model == NAME else bits
+        assert (weight.codes.dtype == torch.uint8 if own != "none" else False) == (coded == 4)
+
+
+def test_quantizations_that_cannot_be(folder: Path, shelf: HeadShelf) -> None:
+    with pytest.raises(ValueError, match=r"unknown quantization of a draft head 'int3'; did you mean 'int8'"):
+        build_engine(config(folder, {"method": "eagle", "quantization": "int3"}), shelf=shelf)
+    with pytest.raises(ValueError, match=r"a draft head's quantization computes in float32, not in float64"):
+        build_engine(config(folder, {"method": "eagle", "quantization": "int8"}, dtype="float64"), shelf=shelf)
 
 
 def test_the_same_model_elsewhere_and_another_one(folder: Path, shelf: HeadShelf, tmp_path: Path) -> None:
