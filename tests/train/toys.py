@@ -13,7 +13,9 @@ from specdec.core.sequence import Sequence as Row
 from specdec.models.decoder import Decoder
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
+from specdec.train.loop import TrainingData
 from specdec.train.samples import Item
+from specdec.train.survey import survey
 from specdec.train.target import TargetParts
 from specdec.types import Request, SamplingParams
 from tests.heads import CPU
@@ -95,3 +97,7 @@ def toy_data(target: Decoder, count: int, *, length: int = 20, prompt: int = 4, 
         data.samples.append(ToySample(np.array(tokens), prompt))
         data.kept.append(states_of(target, tokens).float())
     return data
+
+
+def surveyed(data: ToyData, vocab_size: int, held_out_share: float = 0.0) -> TrainingData:
+    return TrainingData(data, data, survey(data, vocab_size, held_out_share), {"name": "toy"})
