@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
 from specdec import __version__
 from specdec.cli.errors import BAD_INPUT, BROKEN_PIPE, OUTPUT_FAILED, BadInput, say, silence, tell
+from specdec.cli.lazy import LazyGroup
 from specdec.cli.warned import proposer_warnings
 
 if TYPE_CHECKING:
@@ -31,26 +31,14 @@ COMMANDS = {
     "models": ("specdec.cli.models", "models"),
     "bench": ("specdec.cli.bench", "bench"),
     "convert": ("specdec.cli.convert", "convert"),
+    "train": ("specdec.cli.train", "train"),
 }
 """Each command's module and its name there; imported when it is asked for."""
 
 
-class Commands(click.Group):
-    """Of `COMMANDS`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, name = COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(module), name)
-        return command
-
-
-commands = Commands(
+commands = LazyGroup(
     "specdec",
+    COMMANDS,
     params=[
         click.Option(
             ["--version"],

@@ -94,7 +94,8 @@ def command_line(ctx: click.Context, given: set[str]) -> str:
         if option.name in given and option not in ctx.command.groups["Output"]:
             value = ctx.params[option.name]
             name = max(option.opts, key=len)
-            words += [name] if value is True else [name, str(value)]
+            values = value if isinstance(value, tuple) else (value,)
+            words += [name] if value is True else [word for each in values for word in (name, str(each))]
     return shlex.join(words)
 
 

@@ -1,1 +1,1 @@
-"""Training of proposers: data, trainees, and the formats that they are written in."""
+"""Training what drafts: data that the target itself wrote, heads and small models that learn from it, and their formats."""

@@ -1,0 +1,12 @@
+"""`specdec train`: what drafts, trained on what the target itself says."""
+
+from __future__ import annotations
+
+from specdec.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "data": ("specdec.cli.train_data", "data"),
+}
+"""Each command's module and its name there."""
+
+train = LazyGroup("train", COMMANDS, help="Train what drafts for a model.", no_args_is_help=True)
