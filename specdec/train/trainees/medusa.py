@@ -122,7 +122,7 @@ class MedusaTrainee:
         return self._pack(items, trains=True)
 
     def loss(self, prepared: PackedStates, acceptance_share: float) -> StepLoss:
-        device, dtype = self.plan.device, self.plan.dtype
+        device = self.plan.device
         finals = prepared.finals.to(device)
         used = torch.unique(torch.cat([each.law for each in prepared.heads]))
         law = target_law(finals[used.to(device)], self._law.matrix, self._law.soft_cap)
@@ -131,10 +131,10 @@ class MedusaTrainee:
         for depth, guesses in enumerate(prepared.heads):
             hidden = self._hidden(depth, finals[guesses.at.to(device)])
             rows = torch.searchsorted(used, guesses.law).to(device)
-            part = law_loss(hidden, self.module.lm_heads[depth].to(dtype), law, rows, acceptance_share)
+            part = law_loss(hidden, self._rows(depth), law, rows, acceptance_share)
             count = max(1, len(rows))
             total = total + part.total * (self.plan.decay**depth / count)
-            divergences.append(part.divergence / count)
+            divergences.append(part.divergence.detach() / count)
         return StepLoss(total, torch.stack(divergences), len(prepared.heads[0].at))
 
     @torch.no_grad()
@@ -195,7 +195,8 @@ class MedusaTrainee:
         return len(self._token_ids) == self._vocab_size
 
     def _rows(self, depth: int) -> torch.Tensor:
-        return self.module.lm_heads[depth].to(self.plan.dtype)
+        rows: torch.Tensor = self.module.lm_heads[depth].to(self.plan.dtype)
+        return rows
 
     def _hidden(self, depth: int, states: torch.Tensor) -> torch.Tensor:
         """[n, H] -> [n, H], in the dtype of the products."""
