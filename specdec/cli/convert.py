@@ -45,8 +45,10 @@ def convert(source: str, target: Path, layout: str, dtype: str | None, force: bo
         if dtype is not None and dtype not in DTYPES:
             raise ValueError(unknown_name("dtype of a head", dtype, DTYPES))
         from specdec.engine.draft_heads import find_head
+        from specdec.models.built_in import SHELF
         from specdec.train.formats.convert import convert as write
 
-        done = write(find_head(source, None if quiet else say), target, layout=layout, dtype=dtype, overwrite=force)
+        path = SHELF.named(source) or find_head(source, None if quiet else say)
+        done = write(path, target, layout=layout, dtype=dtype, overwrite=force)
     if not quiet:
         say(f"wrote {target}: {layout}, {dtype or 'numbers as they were'}, {done.num_bytes / 1e6:.1f} MB")

@@ -23,6 +23,7 @@ from specdec.models.head_vocab import read_draft_vocab, target_ids
 from specdec.models.head_weights import EagleNames, MedusaLayout, plan_eagle, plan_medusa
 from specdec.models.loader import model_len
 from specdec.models.medusa import MedusaHead
+from specdec.models.quantize import SCHEMES
 from specdec.models.tensors import check_tensors, fill_parameters, torch_dtype
 from specdec.models.weights import WeightPlan
 
@@ -55,17 +56,28 @@ class PreparedHead:
     kept_token_ids: torch.Tensor | None
     """The target ids that a draft-vocabulary file keeps."""
 
-    def load(self, *, dtype: torch.dtype, device: torch.device) -> EagleHead | MedusaHead:
-        """The head, filled and trimmed."""
+    def load(self, *, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> EagleHead | MedusaHead:
+        """The head, filled and trimmed. `quantization` is one of `SCHEMES`; codes of 8 bits that the file has are kept
+        under any but "none"."""
         head = self.head
-        fill_parameters(head, self.plan, self.files.tensors, dtype=dtype, device=device, misfit=self.misfit)
+        is_padded = head.draft_token_ids is None and head.num_logits > self.vocab_size
+        is_whole = self.kept_token_ids is None and not is_padded
+        fill_parameters(
+            head,
+            self.plan,
+            self.files.tensors,
+            dtype=dtype,
+            device=device,
+            misfit=self.misfit,
+            keep_codes=is_whole and quantization != "none",
+        )
         if self.kept_token_ids is not None:
             head.keep_tokens(self.kept_token_ids)
-        elif head.draft_token_ids is None and head.num_logits > self.vocab_size:
-            # Padding: no token has these logits.
+        elif is_padded:
+            # No token has these logits.
             head.keep_tokens(torch.arange(self.vocab_size))
             head.draft_token_ids = None
-        head.to(device).eval().pack()
+        head.to(device).eval().pack(SCHEMES[quantization])
         return head
 
     @property

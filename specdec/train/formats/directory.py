@@ -43,6 +43,8 @@ def write_head(
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in stored.tensors.items()}
         if file.endswith(".safetensors"):
             save_file(tensors, staged / file, metadata={"format": "pt"})
+            # That library lets nobody else read what it writes.
+            (staged / file).chmod((staged / CONFIG).stat().st_mode)
         else:
             torch.save(tensors, staged / file)
         check(staged)

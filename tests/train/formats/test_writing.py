@@ -223,6 +223,7 @@ def test_a_head_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None
     write_eagle3(head, other, FACTS, overwrite=True)
     assert torch.equal(read_head(head).stored.tensors["fc.weight"], other["fc.weight"])
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
+    assert len({path.stat().st_mode for path in head.iterdir()}) == 1, "who may read one file may read all"
 
 
 def test_what_is_no_head_is_never_replaced(tmp_path: Path) -> None:
