@@ -6,6 +6,7 @@ from specdec.cli.lazy import LazyGroup
 
 COMMANDS = {
     "data": ("specdec.cli.train_data", "data"),
+    "eagle3": ("specdec.cli.train_heads", "eagle3"),
 }
 """Each command's module and its name there."""
 

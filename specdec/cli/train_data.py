@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +24,7 @@ from specdec.cli.run import interruptible
 from specdec.cli.start import import_engine
 from specdec.cli.train_data_options import (
     DEFAULT_PROPOSER,
+    USUAL_SEQUENCE,
     DataOptions,
     data_groups,
     parse_layers,
@@ -35,8 +41,25 @@ if TYPE_CHECKING:
     from specdec.train.data.prompts import Source
     from specdec.train.data.target import Target
 
-USUAL_SEQUENCE = 768
-"""Tokens of the KV cache for each sequence that runs at once, unless said otherwise: few are longer."""
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C and a request to terminate only be noted, so that what is finished is kept; a second one is not."""
+    terminated = threading.Event()
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        terminated.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, note) if ours else None
+    try:
+        with interruptible() as interrupted:
+            yield lambda: terminated.is_set() or interrupted()
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
 
 EPILOG = """\b
 DIR holds data.json (what was run, and what came of it), shard-NNNNN.safetensors
@@ -46,7 +69,7 @@ sample's number and the seed alone, whatever drafts.
 
 \b
 Exit codes: 0 all well, a bound that was met included; 2 bad input; 130
-stopped by Ctrl-C, what was finished being kept.
+stopped by Ctrl-C or told to terminate, what was finished being kept.
 """
 
 
@@ -58,8 +81,8 @@ def _command() -> GroupedCommand:
         callback=_callback,
         short_help="Let the model answer prompts, and keep that to train on.",
         help="Let the model answer prompts in one ever full batch, and keep its tokens in shards. Prompts come from "
-        "files and from the model itself. Repeated prompts and answers, empty answers and loops are dropped and "
-        "counted.",
+        "files, from documents and from the model itself. Repeated prompts and answers, empty answers and loops are "
+        "dropped and counted.",
         epilog=EPILOG,
     )
     command.groups = groups
@@ -74,7 +97,7 @@ def _callback(ctx: click.Context, /, **values: Any) -> None:
 
 def run_data(options: DataOptions, given: set[str], command: str) -> int:
     """The whole command; returns the exit code."""
-    with bad_input(), proposer_warnings(hold=True), telling(options.quiet) as tell, interruptible() as stopped:
+    with bad_input(), proposer_warnings(hold=True), telling(options.quiet) as tell, stoppable() as stopped:
         config = _config(options, given)
         budget = parse_size("--cache-states", options.cache_states)
         sources, exclusion, mix = _sources(options), _exclusion(options), _mix(options)
@@ -99,12 +122,13 @@ def run_data(options: DataOptions, given: set[str], command: str) -> int:
 
 def _config(options: DataOptions, given: set[str]) -> EngineConfig:
     own = {field.name for field in fields(EngineConfig)}
-    settings = {name: getattr(options, name) for name in given & own}
+    # What verifies is no option: only coupled verification gives the same tokens whatever drafts.
+    settings = {name: getattr(options, name) for name in given & own - {"seed"}} | {"verifier": "coupled"}
     if options.config is None:
         settings |= {"dtype": options.dtype, "max_model_len": options.max_model_len}
     config = build_config(
         file=options.config,
-        settings={**settings, "verifier": "coupled", "seed": 0},
+        settings=settings,
         proposer=options.proposer if "proposer" in given else None,
         num_speculative_tokens=options.num_speculative_tokens if "num_speculative_tokens" in given else None,
         proposer_settings=stated_settings(options),
@@ -118,17 +142,22 @@ def _config(options: DataOptions, given: set[str]) -> EngineConfig:
         config = replace(config, kv_cache_tokens=max(longest, USUAL_SEQUENCE * config.max_num_seqs))
     # A cached position is not computed, and so leaves no state.
     keeps = parse_size("--cache-states", options.cache_states) > 0
-    return replace(config, enable_prefix_caching=not keeps and not options.no_prefix_caching)
+    caches = config.enable_prefix_caching and not options.no_prefix_caching
+    return replace(config, enable_prefix_caching=caches and not keeps)
 
 
 def _sources(options: DataOptions) -> list[Source]:
+    from specdec.train.data.documents import read_documents
     from specdec.train.data.prompts import read_prompts, self_written
 
+    if options.raw and (options.self_written or options.documents):
+        raise ValueError("--raw is for --prompts alone: what the model writes, and documents, need the chat template")
     sources = [read_prompts(path, raw=options.raw) for path in options.prompts]
+    sources += [read_documents(path, options.seed) for path in options.documents]
     if options.self_written:
         sources.append(self_written(options.self_written))
     if not sources:
-        raise ValueError("there is nothing to answer: give --prompts FILE or --self-written N")
+        raise ValueError("there is nothing to answer: give --prompts FILE, --documents PATH or --self-written N")
     return sources
 
 
@@ -228,7 +257,7 @@ def _report(made: Made, options: DataOptions, plan: Plan) -> None:
         return
     ended = {
         "complete": "all prompts are answered",
-        "stopped": "stopped by Ctrl-C; the same command goes on",
+        "stopped": "stopped; the same command goes on",
         "time": "the time is over; the same command goes on",
         "tokens": "there are as many tokens as were asked for",
     }[made.ended]

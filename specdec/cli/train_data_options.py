@@ -15,6 +15,9 @@ from specdec.config import DTYPES
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_PROPOSER = "none"
+USUAL_SEQUENCE = 768
+"""Tokens of the KV cache for each sequence that runs at once, unless said otherwise: few are longer."""
+
 NEVER = ("verifier",)
 """Options of speculation that have no place: only coupled verification makes the same data whatever drafts."""
 
@@ -26,6 +29,7 @@ class DataOptions:
     output: Path
     prompts: tuple[Path, ...]
     self_written: int
+    documents: tuple[Path, ...]
     raw: bool
     exclude: tuple[Path, ...]
     exclude_words: int
@@ -74,7 +78,7 @@ def data_groups() -> dict[str, tuple[click.Option, ...]]:
         "How far": _bound_options(),
         "Model": _model_options(),
         "Speculation": tuple(o for o in speculation_options(DEFAULT_PROPOSER) if o.name not in NEVER),
-        "Engine": option_groups()["Engine"],
+        "Engine": _engine_options(),
         "Output": (
             flag("--json", "One JSON object on one line at the end."),
             flag("--quiet", "No progress on standard error."),
@@ -106,6 +110,14 @@ def _prompt_options() -> tuple[click.Option, ...]:
             0,
             "Prompts that the model writes itself, in the user's place, at temperature 1.",
             0,
+        ),
+        click.Option(
+            ["--documents"],
+            type=click.Path(exists=True, path_type=Path),
+            metavar="PATH",
+            multiple=True,
+            help="A text, Markdown or HTML file, or a folder of such: each passage is given a task (summarize, "
+            "extract, rewrite, translate, continue, ...), so that answers copy from it. May be repeated.",
         ),
         flag("--raw", "Give prompts to the model as they are, without its chat template."),
         _files("--exclude", "Prompts of an evaluation: whatever shares its words is left out. May be repeated."),
@@ -167,7 +179,11 @@ def _bound_options() -> tuple[click.Option, ...]:
             metavar="N",
             help="Stop when the answers have so many tokens in all.",
         ),
-        integer("--shard-jobs", 128, "Answers, or conversations, of a shard; a run that is killed loses one at most."),
+        integer(
+            "--shard-jobs",
+            128,
+            "Answers, or conversations, of a shard; a run that is killed goes on behind its last whole one.",
+        ),
     )
 
 
@@ -187,6 +203,17 @@ def _model_options() -> tuple[click.Option, ...]:
         ),
     }
     return tuple(ours.get(str(option.name), option) for option in option_groups()["Model"])
+
+
+def _engine_options() -> tuple[click.Option, ...]:
+    room = click.Option(
+        ["--kv-cache-tokens"],
+        type=click.INT,
+        metavar="N",
+        show_default=f"{USUAL_SEQUENCE} a sequence",
+        help="Size of the KV cache, in tokens.",
+    )
+    return tuple(room if option.name == "kv_cache_tokens" else option for option in option_groups()["Engine"])
 
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

@@ -26,7 +26,9 @@ def plan_epoch(lengths: Sequence[int], step_tokens: int, seed: int, epoch: int) 
     window = max(1, round(WINDOW_STEPS * step_tokens / mean))
     steps: list[Step] = []
     for start in range(0, len(order), window):
-        steps += _filled(sorted(order[start : start + window].tolist(), key=lambda i: (lengths[i], i)), lengths, step_tokens)
+        steps += _filled(
+            sorted(order[start : start + window].tolist(), key=lambda i: (lengths[i], i)), lengths, step_tokens
+        )
     return [steps[i] for i in rng.permutation(len(steps))]
 
 

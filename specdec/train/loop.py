@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal
 
-import torch
-
 from specdec.train.batches import Step, plan_epoch
 from specdec.train.checkpoint import (
     BEST,

@@ -62,7 +62,9 @@ def law_loss(
 
     The loss of a row is (1 - a) * KL(target || draft) - a * log sum_v min(target, draft), a the `acceptance_share`.
     """
-    total, divergence, acceptance = _LawLoss.apply(hidden, matrix, law.probs, law.entropies, rows, acceptance_share)  # type: ignore[no-untyped-call]
+    total, divergence, acceptance = _LawLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, matrix, law.probs, law.entropies, rows, acceptance_share
+    )
     return LawLoss(total, divergence, acceptance)
 
 
@@ -93,15 +95,13 @@ class _LawLoss(torch.autograd.Function):
                 towards[part] = slope @ matrix
             if wants_matrix:
                 slopes[part] = slope
-        ctx.save_for_backward(
-            towards if wants_hidden else None, slopes.T @ hidden if wants_matrix else None
-        )
+        ctx.save_for_backward(towards if wants_hidden else None, slopes.T @ hidden if wants_matrix else None)
         total, divergence, acceptance = sums.unbind()
         ctx.mark_non_differentiable(divergence, acceptance)
         return total.clone(), divergence.clone(), acceptance.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         towards, matrix = ctx.saved_tensors
         return (
@@ -141,4 +141,5 @@ def _log_sum_exp(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
 
 
 def _dot(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vecdot(left, right).float()
+    product: torch.Tensor = torch.linalg.vecdot(left, right)
+    return product.float()

@@ -50,7 +50,7 @@ class Optimiser:
             # Young averages follow closely: they must not remember how training began.
             keep = min(self.config.ema, (1 + step) / (10 + step))
             with torch.no_grad():
-                torch._foreach_lerp_(self.averages, self.parameters, 1.0 - keep)
+                torch._foreach_lerp_(self.averages, [*self.parameters], 1.0 - keep)
         return float(norm)
 
     def swap_averages(self) -> None:

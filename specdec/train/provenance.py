@@ -16,7 +16,12 @@ from specdec.train.recipe import TrainConfig
 
 
 def provenance(
-    *, command: str, config: TrainConfig, target: Mapping[str, Any], data: Mapping[str, Any], progress: Mapping[str, Any]
+    *,
+    command: str,
+    config: TrainConfig,
+    target: Mapping[str, Any],
+    data: Mapping[str, Any],
+    progress: Mapping[str, Any],
 ) -> dict[str, Any]:
     """`target` and `data` name what was trained for and on; `progress` is how far it came."""
     return {

@@ -1,5 +1,6 @@
-"""What training reads: tokens of the target's answers and the target's states at them. Where they come from, and whether
-states lie on disk or are computed anew, is not known here."""
+"""What training reads: tokens of the target's answers, and its states at them. Where they come from, and whether states
+lie on disk or are computed anew, is not known here.
+"""
 
 from __future__ import annotations
 

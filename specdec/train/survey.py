@@ -50,6 +50,4 @@ def survey(samples: Samples, vocab_size: int, held_out_share: float) -> Survey:
             counts += np.bincount(tokens[prompt:], minlength=vocab_size)
     if not training:
         raise ValueError(f"the data has no answers to train on: {len(samples)} samples, {len(held_out)} held out")
-    return Survey(
-        tuple(lengths), tuple(training), tuple(held_out), counts, int(counts.sum()), digest.hexdigest()
-    )
+    return Survey(tuple(lengths), tuple(training), tuple(held_out), counts, int(counts.sum()), digest.hexdigest())

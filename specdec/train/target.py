@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ class TargetParts:
     final_norm: torch.Tensor  # [H]
     last_layer: Mapping[str, torch.Tensor]
     """By the decoder's names, `attention.qkv_proj.weight` and so on."""
-    origin: Mapping[str, str]
-    """What a provenance file says of it."""
 
 
 def read_target(path: Path) -> TargetParts:
@@ -36,16 +33,13 @@ def read_target(path: Path) -> TargetParts:
     embedding = _read(checkpoint, plan, "embed_tokens.weight")
     matrix = embedding if config.tie_word_embeddings else _read(checkpoint, plan, "lm_head.weight")
     prefix = f"layers.{config.num_layers - 1}."
-    layer = {name.removeprefix(prefix): _read(checkpoint, plan, name) for name in plan.pieces if name.startswith(prefix)}
-    origin = {"path": path.name, "architecture": config.architecture, "sha256_of_embedding": _digest(embedding)}
-    return TargetParts(config, embedding, matrix, _read(checkpoint, plan, "norm.weight"), layer, origin)
+    layer = {
+        name.removeprefix(prefix): _read(checkpoint, plan, name) for name in plan.pieces if name.startswith(prefix)
+    }
+    return TargetParts(config, embedding, matrix, _read(checkpoint, plan, "norm.weight"), layer)
 
 
 def _read(checkpoint: Checkpoint, plan: WeightPlan, name: str) -> torch.Tensor:
     """A parameter in one piece."""
     pieces = [checkpoint.read(piece.name).float() for piece in plan.pieces[name]]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()

@@ -15,6 +15,8 @@ from specdec.cli.eval import acceptance
 from specdec.cli.eval_options import AcceptanceOptions
 from specdec.cli.generate import generate
 from specdec.cli.options import GenerateOptions
+from specdec.cli.train_data import data
+from specdec.cli.train_data_options import DataOptions
 
 FLAG = "flag"
 OPTIONS = {
@@ -138,6 +140,50 @@ OPTIONS = {
         "--quiet": FLAG,
     },
     "specdec models": {"--json": FLAG},
+    "specdec train": {},
+    "specdec train data": {
+        "--output -o": None,
+        "--prompts": "repeatable",
+        "--self-written": 0,
+        "--documents": "repeatable",
+        "--raw": FLAG,
+        "--exclude": "repeatable",
+        "--exclude-words": 13,
+        "--temperatures": "0,0.7,1",
+        "--weights": None,
+        "--samples-per-prompt": 1,
+        "--most-per-source": None,
+        "--max-tokens": 256,
+        "--seed": 0,
+        "--cache-states": "0",
+        "--aux-layers": None,
+        "--stop-after": None,
+        "--max-total-tokens": None,
+        "--shard-jobs": 128,
+        "--model": "smollm2-135m",
+        "--config": None,
+        "--dtype": "bfloat16",
+        "--quantization": "none",
+        "--kv-cache-dtype": "auto",
+        "--threads": None,
+        "--kernels": "auto",
+        "--max-model-len": 2048,
+        "--proposer": "none",
+        "--num-speculative-tokens -k": 4,
+        "--draft-model": None,
+        "--draft-layers": None,
+        "--tree": None,
+        "--tree-nodes": None,
+        "--tree-width": None,
+        "--speculative-config": None,
+        "--max-num-seqs": 64,
+        "--max-num-batched-tokens": 2048,
+        "--block-size": 16,
+        "--kv-cache-tokens": None,
+        "--no-prefix-caching": FLAG,
+        "--json": FLAG,
+        "--quiet": FLAG,
+    },
     "specdec bench": {},
     "specdec bench overhead": {"--json": FLAG},
     "specdec bench tree": {"--model": "smollm2-135m", "--tree-nodes": 16, "--json": FLAG},
@@ -299,7 +345,9 @@ def test_options_and_defaults_are_the_table() -> None:
     assert surface(commands, "specdec") == OPTIONS
 
 
-@pytest.mark.parametrize(("command", "options"), [(generate, GenerateOptions), (acceptance, AcceptanceOptions)])
+@pytest.mark.parametrize(
+    ("command", "options"), [(generate, GenerateOptions), (acceptance, AcceptanceOptions), (data, DataOptions)]
+)
 def test_every_option_has_a_help_text_and_a_value_in_the_options_object(command: click.Command, options: type) -> None:
     assert [param.name for param in command.params] == [field.name for field in fields(options)]
     assert all(param.help for param in command.params if isinstance(param, click.Option))
@@ -324,6 +372,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ["bench", "latency", "--help"],
         ["bench", "curve", "--help"],
         ["bench", "peers", "--help"],
+        ["train", "--help"],
+        ["train", "data", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(args: list[str]) -> None:

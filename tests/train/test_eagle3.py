@@ -17,7 +17,7 @@ from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.train.samples import Item
 from specdec.train.trainees.eagle3 import Eagle3Plan, Eagle3Trainee
-from specdec.train.trainees.eagle3_start import Eagle3Weights, shape_for, start_from_target
+from specdec.train.trainees.eagle3_start import Eagle3Weights, shape_for
 from tests.heads import CPU, VOCABULARY, tiny_target
 from tests.train.toys import AUX_LAYERS, parts_of, row, states_of
 
@@ -25,16 +25,22 @@ UNROLLS = 4
 
 
 def trainee(
-    token_ids: Sequence[int] = range(VOCABULARY), *, unrolls: int = UNROLLS, answers_only: bool = True, share: float = 1.0
+    token_ids: Sequence[int] = range(VOCABULARY),
+    *,
+    unrolls: int = UNROLLS,
+    answers_only: bool = True,
+    share: float = 1.0,
 ) -> Eagle3Trainee:
     """Loud noise for weights, so that every part of the head matters."""
     target = parts_of(tiny_target())
     weights = Eagle3Weights(shape_for(target.config, AUX_LAYERS), torch.tensor(list(token_ids)), seed=3)
     with torch.no_grad():
         for parameter in weights.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) * 0.3)
+            parameter.add_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) * 0.3
+            )
     plan = Eagle3Plan(unrolls, 0.8, share, answers_only, torch.float32, torch.float32, CPU)
-    return Eagle3Trainee(weights, target, plan)
+    return Eagle3Trainee(weights, target, plan, "tiny")
 
 
 def item(seed: int, length: int, prompt: int) -> Item:

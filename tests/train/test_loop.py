@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 from specdec.kernels import reference
 from specdec.models.eagle import EagleHead
 from specdec.models.heads import load_head
-from specdec.train.checkpoint import load_checkpoint
-from specdec.train.loop import Loop, Outcome, Progress, Sitting
+from specdec.train.loop import Loop, Sitting
 from specdec.train.recipe import Eagle3Config, LossConfig, OptimiserConfig, RunConfig, TrainConfig
 from specdec.train.trainees.eagle3 import Eagle3Plan, Eagle3Trainee
 from specdec.train.trainees.eagle3_start import Eagle3Weights, shape_for, start_from_target
@@ -39,7 +36,7 @@ def trainee(recipe: TrainConfig, dtype: torch.dtype = torch.float32) -> Eagle3Tr
     weights = Eagle3Weights(shape_for(target.config, AUX_LAYERS), torch.arange(VOCABULARY), recipe.run.seed)
     start_from_target(weights, target)
     plan = Eagle3Plan(recipe.eagle3.unrolls, 0.8, recipe.eagle3.chain_share, True, torch.float32, dtype, CPU)
-    return Eagle3Trainee(weights, target, plan)
+    return Eagle3Trainee(weights, target, plan, "tiny")
 
 
 def loop(recipe: TrainConfig, data: ToyData, sitting: Sitting, dtype: torch.dtype = torch.float32) -> Loop:

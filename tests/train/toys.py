@@ -38,7 +38,6 @@ def parts_of(target: Decoder) -> TargetParts:
         target.output_matrix().float(),
         target.norm.weight.float(),
         {name: value.float() for name, value in last.items()},
-        {"path": "tiny"},
     )
 
 

@@ -3,8 +3,8 @@
 An entry at position p (from 1 on) pairs the token there with the target's feature at p - 1. A chain starts at an entry:
 unroll 0 computes it from the true feature, unroll j the entry j positions later from the output of unroll j - 1. At
 inference a chain exists only while the draft can say the target's tokens, so a chain ends before the first that is not
-in the draft's vocabulary; and a row whose next token is not, which no draft could get right, has no loss: over samples of
-the target this weighs each position with the target's probability of the draft's vocabulary.
+in the draft's vocabulary; and a row whose next token is not, which no draft could get right, has no loss. Over samples
+of the target this weighs each position with the target's probability of the draft's vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Unroll:
 
     at: torch.Tensor  # int64 [R_j]   which of the active entries a row computes
     parents: torch.Tensor  # int64 [R_j]   the chain's row in the unroll before; meaningless in unroll 0
-    last_entries: torch.Tensor  # int64 [R_j]   the chain's first entry, counted in its sample: what true entries it sees
+    last_entries: (
+        torch.Tensor
+    )  # int64 [R_j]   the chain's first entry, counted in its sample: what true entries it sees
     counts: tuple[int, ...]
     """Rows of each sample."""
 
@@ -107,7 +109,9 @@ def _unrolls(
     """`sayable`, `entries` [R]: of each active entry, whether the draft can say the next token, and its place in its
     sample; `lengths`: active entries of each sample."""
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(owners))  # active entries from here to the sample's end
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(
+        len(owners)
+    )  # active entries from here to the sample's end
     starts = np.arange(len(owners))
     parents = starts
     unrolls = []

@@ -6,20 +6,18 @@ float32; products are in the dtype of the run, sums and the chain's states in fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from specdec.models.rope import RopeTable
 from specdec.train.formats.eagle3 import write_eagle3
 from specdec.train.formats.facts import Eagle3Facts, Target
 from specdec.train.held_out import Tally
-from specdec.train.losses import TargetLaw, law_loss, target_law
+from specdec.train.losses import law_loss, target_law
 from specdec.train.samples import Item
 from specdec.train.target import TargetParts
 from specdec.train.trainees.base import StepLoss
@@ -70,7 +68,7 @@ class Eagle3Trainee:
 
     name = "eagle3"
 
-    def __init__(self, weights: Eagle3Weights, target: TargetParts, plan: Eagle3Plan) -> None:
+    def __init__(self, weights: Eagle3Weights, target: TargetParts, plan: Eagle3Plan, target_name: str) -> None:
         device, dtype = plan.device, plan.dtype
         self.plan = plan
         self.shape: Eagle3Shape = weights.shape
@@ -79,7 +77,7 @@ class Eagle3Trainee:
         weights.to(device)
         self._draft_ids = draft_ids(token_ids, target.config.vocab_size)
         self._vocab_size = target.config.vocab_size
-        self._target = Target(name=target.origin["path"], architecture=target.config.architecture)
+        self._target = Target(name=target_name, architecture=target.config.architecture)
         self._soft_cap = target.config.final_soft_cap
         self._embedding = target.embedding.to(device, dtype)
         self._output_matrix = target.output_matrix
@@ -119,7 +117,7 @@ class Eagle3Trainee:
         rules = replace(self._rules, share=1.0, trains=False)
         chains = pack_chains(items, self.shape.target_hidden_size, rules, (0,))
         best, normalisers = [], []
-        for finals in chains.finals.split(256):
+        for finals in torch.split(chains.finals, 256):
             logits = self._capped(finals.float() @ self._output_matrix.T)
             best.append(logits.argmax(-1))
             normalisers.append(logits.logsumexp(-1))
@@ -135,7 +133,7 @@ class Eagle3Trainee:
         tried, accepted, overlap = [], [], 0.0
         for unroll, raw in self._unroll(chains, cast):
             hidden = self._finished(raw)
-            guesses = torch.cat([(part @ cast.lm_head.T).argmax(-1) for part in hidden.split(512)])
+            guesses = torch.cat([(part @ cast.lm_head.T).argmax(-1) for part in torch.split(hidden, 512)])
             # A chain counts as long as all before was right and the sample goes on so too.
             counts = torch.ones_like(guesses, dtype=torch.bool)
             if right is None:
@@ -232,7 +230,7 @@ class Eagle3Trainee:
         total = 0.0
         normalisers = held_out.normalisers.to(hidden.device)
         rows = self._output_matrix[self._token_ids].to(hidden.device)
-        for part, at in zip(hidden.split(512), unroll.at.split(512), strict=True):
+        for part, at in zip(torch.split(hidden, 512), torch.split(unroll.at, 512), strict=True):
             draft = torch.softmax((part @ cast.lm_head.T).float(), -1)
             target = (self._capped(chains.finals[at].float() @ rows.T) - normalisers[at, None]).exp()
             total += float(torch.minimum(draft, target).sum())

@@ -92,7 +92,9 @@ class Eagle3Weights(nn.Module):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Under the authors' names."""
         own = dict(self.named_parameters())
-        attention = {f"midlayer.self_attn.{name}.weight": own[name] for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+        attention = {
+            f"midlayer.self_attn.{name}.weight": own[name] for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+        }
         mlp = {f"midlayer.mlp.{name}.weight": own[name] for name in ("gate_proj", "up_proj", "down_proj")}
         norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
         return {
@@ -114,13 +116,13 @@ def start_from_target(weights: Eagle3Weights, target: TargetParts) -> None:
     config, layer = target.config, target.last_layer
     if config.norm_placement != "pre" or "mlp.gate_up_proj.weight" not in layer or config.norm_unit_offset:
         raise ValueError(
-            f"a head cannot start from the last layer of {config.architecture}, which is not llama's; set eagle3.start: "
-            "random"
+            f"a head cannot start from the last layer of {config.architecture}, which is not llama's; set "
+            "eagle3.start: random"
         )
     size, shape = config.hidden_size, weights.shape
     weights.fc[:, -size:] += torch.eye(size)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    parts = layer["attention.qkv_proj.weight"].split((queries, keys, keys))
+    parts = torch.split(layer["attention.qkv_proj.weight"], [queries, keys, keys])
     for own, theirs in zip((weights.q_proj, weights.k_proj, weights.v_proj), parts, strict=True):
         own[:, size:] = theirs
     weights.o_proj.copy_(layer["attention.o_proj.weight"])

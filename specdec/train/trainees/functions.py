@@ -1,4 +1,4 @@
-"""The few functions of a decoder layer as training needs them: differentiable, on packed rows, float32 where sums are."""
+"""The functions of a decoder layer as training needs them: differentiable, on packed rows, float32 where sums are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _RMSNorm(torch.autograd.Function):
         return (normed * weight).to(dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         normed, weight, scale = ctx.saved_tensors
         slope = slope.to(normed.dtype)
@@ -55,7 +55,7 @@ class _TakeRows(torch.autograd.Function):
         return x.index_select(0, rows)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor, None]:
         (rows,) = ctx.saved_tensors
         return slope.new_zeros(ctx.shape).index_add_(0, rows, slope), None
@@ -107,13 +107,13 @@ def _attend_samples(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the rows see of the entries [R, G, r, D], and how much of each of `own` [R, G, r, j]."""
     seen, own_seen = [], []
-    counts = rows.query_counts
+    counts, key_counts = list(rows.query_counts), list(rows.key_counts)
     parts = zip(
-        query.split(counts),
-        keys.split(rows.key_counts),
-        values.split(rows.key_counts),
-        rows.last_keys.split(counts),
-        own.split(counts) if own is not None else [None] * len(counts),
+        torch.split(query, counts),
+        torch.split(keys, key_counts),
+        torch.split(values, key_counts),
+        torch.split(rows.last_keys, counts),
+        torch.split(own, counts) if own is not None else [None] * len(counts),
         strict=True,
     )
     for q, k, v, last, extra in parts:
