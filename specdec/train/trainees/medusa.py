@@ -109,11 +109,13 @@ class MedusaTrainee:
 
     name = "medusa"
 
-    def __init__(self, weights: MedusaWeights, target: TargetParts, plan: MedusaPlan) -> None:
+    def __init__(
+        self, weights: MedusaWeights, target: TargetParts, plan: MedusaPlan, target_name: str | None = None
+    ) -> None:
         self.plan = plan
         self.module = weights.to(plan.device)
         self._token_ids = weights.token_ids.cpu().clone()
-        self._target = Target(name=target.origin["path"], architecture=target.config.architecture)
+        self._target = Target(name=target_name, architecture=target.config.architecture)
         self._vocab_size = target.config.vocab_size
         self._draft_ids = draft_ids(self._token_ids, self._vocab_size)
         self._law = LawTarget(target, self._token_ids, plan.dtype, plan.device)
