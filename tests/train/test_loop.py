@@ -27,7 +27,7 @@ from tests.train.toys import AUX_LAYERS, ToyData, parts_of, surveyed, toy_data
 RECIPE = TrainConfig(
     run=RunConfig(epochs=6, step_tokens=60, dtype="float32", evaluations=3, held_out_share=0.25),
     optimiser=OptimiserConfig(learning_rate=5e-3),
-    eagle3=Eagle3Config(unrolls=3),
+    eagle3=Eagle3Config(unrolls=3, chain_share=1.0),
 )
 
 
@@ -40,7 +40,7 @@ def trainee(recipe: TrainConfig, dtype: torch.dtype = torch.float32) -> Eagle3Tr
     target = parts_of(tiny_target())
     weights = Eagle3Weights(shape_for(target.config, AUX_LAYERS), torch.arange(VOCABULARY), recipe.run.seed)
     start_from_target(weights, target)
-    plan = Eagle3Plan(recipe.eagle3.unrolls, 0.8, recipe.eagle3.chain_share, True, torch.float32, dtype, CPU)
+    plan = Eagle3Plan(recipe.eagle3.unrolls, 0.8, recipe.eagle3.chain_share, True, False, torch.float32, dtype, CPU)
     return Eagle3Trainee(weights, target, plan, "tiny")
 
 
@@ -66,6 +66,7 @@ def test_a_tiny_head_learns_its_own_data(tmp_path: Path) -> None:
     recipe = TrainConfig(
         run=RunConfig(epochs=600, step_tokens=300, dtype="float32", evaluations=2, held_out_share=0.0),
         optimiser=OptimiserConfig(learning_rate=2e-2, weight_decay=0.0, clip=10.0, ema=0.95),
+        eagle3=Eagle3Config(unrolls=3, chain_share=1.0),
     )
     outcome = loop(recipe, data, Sitting(tmp_path)).run()
     assert outcome.ended == "finished"

@@ -47,7 +47,7 @@ def test_numbers_that_yaml_takes_for_texts() -> None:
         ({"optimiser": {"clip": "big"}}, "f: optimiser.clip is 'big', and must be a number"),
         ({"eagle3": {"unrolls": 8}}, "f: eagle3.unrolls is 8, and must be between 1 and 7"),
         ({"eagle3": {"aux_layers": "2,3"}}, "f: eagle3.aux_layers is '2,3', and must be a list of whole numbers"),
-        ({"eagle3": {"train_output": 1}}, "f: eagle3.train_output is 1, and must be true or false"),
+        ({"eagle3": {"train_output": True}}, "f: eagle3.train_output is True, and must be one of all, first, none"),
     ],
 )
 def test_what_is_wrong(values: dict[str, Any], message: str) -> None:
