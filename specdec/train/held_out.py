@@ -49,7 +49,7 @@ class Acceptance:
     def mean_length(self) -> float:
         """Tokens a step with a draft of 4, the bonus or recovered one counted; positions beyond those that were
         measured are taken to be as good as the last."""
-        conditional = (*self.conditional, *[self.conditional[-1]] * DRAFT_LENGTH)[:DRAFT_LENGTH]
+        conditional = (*self.conditional, *self.conditional[-1:] * DRAFT_LENGTH)[:DRAFT_LENGTH]
         return 1.0 + sum(Acceptance(conditional, 0.0).unconditional)
 
 

@@ -60,16 +60,16 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    unrolls: int = 3
+    unrolls: int = 4
     draft_vocab_size: int = 8192
     """All of the target's tokens, if it has fewer."""
     aux_layers: tuple[int, ...] = ()
     """The target's layers whose inputs are the features; empty: those of the data."""
     start: Literal["target", "random"] = "target"
     """From the target's last layer and output rows, or from nothing."""
-    train_output: bool = True
-    """Whether the output matrix learns or stays the target's rows."""
-    chain_share: float = 1.0
+    train_output: Literal["all", "first", "none"] = "all"
+    """What the output matrix learns from: every unroll, the first one alone, which is faster, or nothing."""
+    chain_share: float = 0.5
     """Share of the positions whose chains are unrolled; the first guess is trained at all of them."""
     train_on: Literal["answers", "all"] = "answers"
     weight_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"

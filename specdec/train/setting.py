@@ -94,7 +94,7 @@ def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
         weights = Eagle3Weights(shape, token_ids, config.run.seed)
         if own.start == "target":
             start_from_target(weights, target)
-    weights.lm_head.requires_grad_(own.train_output)
+    weights.lm_head.requires_grad_(own.train_output != "none")
     device = choose_device(config.run.device)
     return Eagle3Trainee(
         weights,
@@ -104,6 +104,7 @@ def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
             unroll_decay=config.loss.unroll_decay,
             chain_share=own.chain_share,
             answers_only=own.train_on == "answers",
+            output_from_first=own.train_output == "first",
             weight_dtype=getattr(torch, own.weight_dtype),
             dtype=choose_dtype(config.run.dtype, device),
             device=device,

@@ -35,6 +35,8 @@ class Eagle3Plan:
     unroll_decay: float
     chain_share: float
     answers_only: bool
+    output_from_first: bool
+    """The output matrix learns from unroll 0 alone, which spares the others a third of their largest product."""
     weight_dtype: torch.dtype
     dtype: torch.dtype
     """Of the products."""
@@ -52,11 +54,15 @@ class HeldOutChains:
 
 @dataclass(frozen=True)
 class _Cast:
-    """The weights of one micro-batch in the dtype of the products; matrices that read the same are one."""
+    """The weights of one micro-batch in the dtype of the products; matrices that read the same are one.
+
+    Those of queries, keys and values (one under the other) are cut into the half that reads the token, whose product
+    serves every unroll, and the half that reads the feature.
+    """
 
     fc: torch.Tensor
-    query: torch.Tensor
-    key_value: torch.Tensor
+    of_token: torch.Tensor  # [queries + 2 * keys, H]
+    of_feature: torch.Tensor  # [queries + 2 * keys, H]
     output: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -100,7 +106,8 @@ class Eagle3Trainee:
         divergences = []
         for depth, (unroll, raw) in enumerate(self._unroll(chains, cast)):
             hidden = self._finished(raw)
-            part = law_loss(hidden, cast.lm_head, law, unroll.at, acceptance_share)
+            matrix = cast.lm_head.detach() if depth > 0 and self.plan.output_from_first else cast.lm_head
+            part = law_loss(hidden, matrix, law, unroll.at, acceptance_share)
             count = max(1, len(raw))
             total = total + part.total * (self.plan.unroll_decay**depth / count)
             divergences.append(part.divergence / count)
@@ -161,10 +168,11 @@ class Eagle3Trainee:
 
     def _cast(self) -> _Cast:
         own, dtype = self.module, self.plan.dtype
+        of_token, of_feature = torch.cat((own.q_proj, own.k_proj, own.v_proj)).to(dtype).chunk(2, -1)
         return _Cast(
             fc=own.fc.to(dtype),
-            query=own.q_proj.to(dtype),
-            key_value=torch.cat((own.k_proj, own.v_proj)).to(dtype),
+            of_token=of_token.contiguous(),
+            of_feature=of_feature.contiguous(),
             output=own.o_proj.to(dtype),
             gate_up=torch.cat((own.gate_proj, own.up_proj)).to(dtype),
             down=own.down_proj.to(dtype),
@@ -173,27 +181,32 @@ class Eagle3Trainee:
 
     def _unroll(self, chains: PackedChains, cast: _Cast) -> Iterator[tuple[Unroll, torch.Tensor]]:
         """Each unroll with the raw outputs [R_j, H] of its rows, float32."""
-        dtype, shape = self.plan.dtype, self.shape
-        embedded = self._norm(self._embedding[chains.token_ids].float(), self.module.input_layernorm)  # [E, H]
-        features = F.linear(chains.features.to(dtype), cast.fc).float()
-        inputs = torch.cat((embedded, self._norm(features, self.module.hidden_norm)), -1)
-        keys, values = self._keys_values(inputs, cast, chains.positions)
+        queries = self.shape.num_heads * self.shape.head_dim
+        embedded = self._norm(self._embedding[chains.token_ids].float(), self.module.input_layernorm)
+        of_token = F.linear(embedded, cast.of_token)  # [E, queries + 2 * keys]
+        raw = F.linear(chains.features.to(self.plan.dtype), cast.fc).float()
+        normed = self._norm(raw, self.module.hidden_norm)
+        both = of_token[:, queries:] + F.linear(normed, cast.of_feature[queries:])
+        keys, values = self._keys_values(both, chains.positions)
         chain: list[tuple[torch.Tensor, torch.Tensor]] = []
-        raw = features
         for depth, unroll in enumerate(chains.unrolls):
             entries = chains.active[unroll.at]
             positions = chains.positions[entries]
             if depth == 0:
-                raw, rows = take_rows(features, entries), take_rows(inputs, entries)
+                raw = take_rows(raw, entries)
+                query = F.linear(take_rows(normed, entries), cast.of_feature[:queries])
+                query = query + take_rows(of_token[:, :queries], entries)
             else:
                 raw = take_rows(raw, unroll.parents)
-                rows = torch.cat((take_rows(embedded, entries), self._norm(raw, self.module.hidden_norm)), -1)
+                projected = F.linear(self._norm(raw, self.module.hidden_norm), cast.of_feature)
+                query, both = torch.split(
+                    projected + take_rows(of_token, entries), [queries, projected.shape[1] - queries], -1
+                )
                 chain = [(take_rows(k, unroll.parents), take_rows(v, unroll.parents)) for k, v in chain]
-                chain.append(self._keys_values(rows, cast, positions))
-            query = F.linear(rows, cast.query).view(len(rows), shape.num_heads, shape.head_dim)
-            query = rotate(query, *self._angles(positions))
+                chain.append(self._keys_values(both, positions))
             sees = Rows(unroll.counts, chains.entry_counts, unroll.last_entries)
-            seen = attend(query, keys, values, chain, sees, shape.head_dim**-0.5)
+            query = rotate(query.view(len(query), -1, self.shape.head_dim), *self._angles(positions))
+            seen = attend(query, keys, values, chain, sees, self.shape.head_dim**-0.5)
             raw = self._layer(raw, seen.flatten(1), cast)
             yield unroll, raw
 
@@ -203,11 +216,9 @@ class Eagle3Trainee:
         gate, up = F.linear(self._norm(hidden, self.module.post_attention_layernorm), cast.gate_up).chunk(2, -1)
         return hidden + F.linear(F.silu(gate) * up, cast.down)
 
-    def _keys_values(
-        self, inputs: torch.Tensor, cast: _Cast, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        both = F.linear(inputs, cast.key_value).view(len(inputs), 2, self.shape.num_kv_heads, self.shape.head_dim)
-        keys, values = both.unbind(1)
+    def _keys_values(self, both: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, 2 * keys] -> rotated keys and values, [n, groups, D] each."""
+        keys, values = both.reshape(len(both), 2, self.shape.num_kv_heads, self.shape.head_dim).unbind(1)
         return rotate(keys, *self._angles(positions)), values
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
