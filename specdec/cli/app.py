@@ -30,6 +30,7 @@ COMMANDS = {
     "verify": ("specdec.cli.verify", "verify"),
     "models": ("specdec.cli.models", "models"),
     "bench": ("specdec.cli.bench", "bench"),
+    "convert": ("specdec.cli.convert", "convert"),
     "train": ("specdec.cli.train", "train"),
 }
 """Each command's module and its name there; imported when it is asked for."""

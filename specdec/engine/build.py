@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from specdec.config import AUTO, EngineConfig, SpeculativeConfig, cache_dir
 from specdec.core.start_up import StartUp
+from specdec.engine.built_in_heads import ChosenHeads, choose_heads
 from specdec.engine.checkpoints import open_model
 from specdec.engine.draft_models import open_draft_models
 from specdec.engine.loop import Engine
 from specdec.engine.requests import TargetFacts, draft_lengths
 from specdec.kernels import Kernels, choose_backend
 from specdec.kernels.reference import QUERY_CHUNK
+from specdec.models.built_in import SHELF, HeadShelf
 from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.models.loader import prepare_model
@@ -31,12 +33,16 @@ from specdec.tokenizer import Tokenizer
 
 
 def build_engine(
-    config: EngineConfig, progress: Callable[[str], None] | None = None, start_up: StartUp | None = None
+    config: EngineConfig,
+    progress: Callable[[str], None] | None = None,
+    start_up: StartUp | None = None,
+    shelf: HeadShelf = SHELF,
 ) -> Engine:
-    """Load what `config` names; see `Engine.from_config`. What that took is added to `start_up`, the engine's own."""
+    """Load what `config` names; see `Engine.from_config`. What that took is added to `start_up`, the engine's own. On
+    `shelf` are the heads that need no name."""
     watch = start_up or StartUp()
     before = watch.total
-    models = load_models(config, progress, watch)
+    models = load_models(config, progress, watch, shelf)
     with watch.time("calibration"):
         engine = models.engine(config)
     engine.start_up = watch
@@ -55,10 +61,13 @@ class LoadedModels:
     device: torch.device
     draft_models: Mapping[str, Drafter]
     """By method."""
+    heads: ChosenHeads = field(default_factory=ChosenHeads)
+    """Those of the draft models that no configuration names."""
 
     def engine(self, config: EngineConfig) -> Engine:
         """An engine of the loaded models. `config` may differ from the one that they were loaded for in sizes, verifier
         and seed, and may leave proposers out."""
+        config = self.heads.complete(config)
         methods = [entry.method for entry in config.speculative]
         drafts = {method: draft for method, draft in self.draft_models.items() if method in methods}
         return assemble(
@@ -73,13 +82,17 @@ class LoadedModels:
 
 
 def load_models(
-    config: EngineConfig, progress: Callable[[str], None] | None = None, start_up: StartUp | None = None
+    config: EngineConfig,
+    progress: Callable[[str], None] | None = None,
+    start_up: StartUp | None = None,
+    shelf: HeadShelf = SHELF,
 ) -> LoadedModels:
     """Read the weights that `config` names, checked against each other; ValueError as in `Engine.from_config`."""
     watch = start_up or StartUp()
-    config = with_members(config)
-    for proposer in config.speculative:
+    for proposer in with_members(config).speculative:
         check_settings(proposer)
+    heads = choose_heads(config, shelf)
+    config = heads.complete(config)
     device = torch.device("cpu")
     with watch.time("model files"):
         checkpoint, tokenizer = open_model(config.model, progress)
@@ -116,7 +129,7 @@ def load_models(
         weight_bytes=model.weight_bytes,
         activation_bytes=max(activation_bytes(each, config.max_num_batched_tokens) for each in decoders),
     )
-    return LoadedModels(model, facts, tokenizer, kernels, device, drafts)
+    return LoadedModels(model, facts, tokenizer, kernels, device, drafts, heads)
 
 
 def activation_bytes(model: Decoder, num_tokens: int) -> int:

@@ -27,25 +27,37 @@ class OpenHead:
     """A head whose files are right, for a target whose weights may not be there yet."""
 
     prepared: PreparedHead
+    quantization: str
 
     @staticmethod
-    def open(method: str, settings: HeadSettings, target: Decoder, progress: Callable[[str], None] | None) -> OpenHead:
-        """ValueError, in one line, for files that are missing, damaged, of another kind or for another target."""
-        assert settings.model is not None
-        path = _find(settings.model, progress)
+    def open(
+        method: str,
+        settings: HeadSettings,
+        target: Decoder,
+        quantization: str,
+        progress: Callable[[str], None] | None,
+    ) -> OpenHead:
+        """`quantization` is the target's. ValueError, in one line, for files that are missing, damaged, of another kind
+        or for another target."""
+        assert settings.model is not None, "what is not named is chosen before"
+        path = find_head(settings.model, progress)
         vocab = None if settings.draft_vocab is None else Path(settings.draft_vocab).expanduser()
         prepared = prepare_head(path, target=target, kernels=target.kernels, draft_vocab=vocab)
         if prepared.kind not in KINDS[method]:
             right = next(other for other, kinds in KINDS.items() if prepared.kind in kinds)
             raise ValueError(f"{path} holds a head of kind {prepared.kind}: use --proposer {right}, not {method}")
-        return OpenHead(prepared)
+        # A head is small, and what it loses it loses at every token: in 4 bits it is only where that is asked for.
+        own = settings.quantization or ("none" if quantization == "none" else "int8")
+        return OpenHead(prepared, own)
 
     def load(self, target: Decoder, *, dtype: str, device: torch.device) -> EagleHead | MedusaHead:
         """The head, in the target's dtype: its states are what it computes with."""
-        return self.prepared.load(dtype=target.dtype, device=device)
+        if self.quantization != "none" and target.dtype == torch.float64:
+            raise ValueError("a draft head's quantization computes in float32, not in float64: give another dtype")
+        return self.prepared.load(dtype=target.dtype, device=device, quantization=self.quantization)
 
 
-def _find(name: str, progress: Callable[[str], None] | None) -> Path:
+def find_head(name: str, progress: Callable[[str], None] | None) -> Path:
     """The directory or file that `name` means; a name such as org/name is fetched from the hub."""
     path = Path(name).expanduser()
     if path.exists():

@@ -46,7 +46,9 @@ def open_draft_models(
         if entry.method == METHOD:
             opened[METHOD] = _open_draft(config, check_settings(entry), target, tokenizer, progress)
         elif entry.method in KINDS:
-            opened[entry.method] = OpenHead.open(entry.method, check_settings(entry), target, progress)
+            opened[entry.method] = OpenHead.open(
+                entry.method, check_settings(entry), target, config.quantization, progress
+            )
     return opened
 
 

@@ -16,7 +16,7 @@ from specdec.models.decoder import Decoder, finished_logits
 from specdec.models.head_config import EagleConfig
 from specdec.models.layers import MLP, Attention, Rotation
 from specdec.models.parts import Embedding, Linear, RMSNorm, weight_bytes
-from specdec.models.quantize import pack_parts
+from specdec.models.quantize import SCHEMES, Scheme, pack_parts
 from specdec.models.rope import RopeTable
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
@@ -117,10 +117,10 @@ class EagleHead(nn.Module):
         self.register_buffer("draft_token_ids", None, persistent=False)
         self.kv_dtype: torch.dtype | None = None
 
-    def pack(self) -> None:
-        """Give the loaded weights the form that the kernels are fastest with."""
+    def pack(self, scheme: Scheme = SCHEMES["none"]) -> None:
+        """Give the loaded weights the form that the kernels are fastest with, quantised by the scheme."""
         self.kv_dtype = self.kernels.cache_dtype(self.dtype)
-        pack_parts(self)
+        pack_parts(self, scheme, vocabulary=[part for part in (self.embed_tokens, self.lm_head) if part is not None])
 
     @property
     def kind(self) -> str:

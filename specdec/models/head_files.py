@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from specdec.models.head_codes import CONFIG_KEY, CodedHeadTensors, group_size
 from specdec.models.safetensors_file import SafetensorsFiles, checked_weight, read_json, tensor_files
 from specdec.models.tensors import Tensors
 
@@ -72,7 +73,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A head on disk. `config` is empty where it has none."""
+    """A head on disk. `config` is empty where it has none, and does not speak of codes where `tensors` know them."""
 
     path: Path
     config: Mapping[str, Any]
@@ -92,7 +93,12 @@ def open_head(path: Path) -> HeadFiles:
         raise ValueError(f"{path} does not exist; expected the directory of a draft head")
     config_path = _config_path(path)
     config = read_json(config_path) if config_path.exists() else {}
-    return HeadFiles(path, config, _tensors_in(path) if path.is_dir() else _tensors_of(path))
+    tensors = _tensors_in(path) if path.is_dir() else _tensors_of(path)
+    group = group_size(config)
+    if group is None:
+        return HeadFiles(path, config, tensors)
+    config = {key: value for key, value in config.items() if key != CONFIG_KEY}
+    return HeadFiles(path, config, CodedHeadTensors(tensors, group, str(path)))
 
 
 def _config_path(path: Path) -> Path:

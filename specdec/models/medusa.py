@@ -8,7 +8,7 @@ from torch import nn
 
 from specdec.kernels import Kernels
 from specdec.models.parts import Linear, weight_bytes
-from specdec.models.quantize import pack_parts
+from specdec.models.quantize import SCHEMES, Scheme, pack_parts
 
 
 class MedusaHead(nn.Module):
@@ -60,9 +60,9 @@ class MedusaHead(nn.Module):
         assert isinstance(first, Linear)
         return first
 
-    def pack(self) -> None:
-        """Give the loaded weights the form that the kernels are fastest with."""
-        pack_parts(self)
+    def pack(self, scheme: Scheme = SCHEMES["none"]) -> None:
+        """Give the loaded weights the form that the kernels are fastest with, quantised by the scheme."""
+        pack_parts(self, scheme, vocabulary=[*self.lm_heads])
 
     def keep_tokens(self, token_ids: torch.Tensor) -> None:
         """Of the logits of all the target's tokens, keep those of `token_ids` (int64 [Vd]), in their order."""

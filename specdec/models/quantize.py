@@ -102,8 +102,9 @@ def join_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
-def pack_parts(module: nn.Module) -> None:
-    """Give every part's weights the form that its kernels are fastest with."""
+def pack_parts(module: nn.Module, scheme: Scheme, vocabulary: Sequence[nn.Module]) -> None:
+    """Give every part's weights the form that its kernels are fastest with. `vocabulary` are the parts whose rows are
+    tokens."""
     for part in module.modules():
         if isinstance(part, Packable):
-            part.pack_weights(None)
+            part.pack_weights(scheme.vocabulary if any(part is each for each in vocabulary) else scheme.matrices)

@@ -14,17 +14,22 @@ DEFAULT_MEMBERS = ("ngram", "suffix")
 """Those that need no model and pay where a row costs something. Where a step of 5 rows takes 1.25 plain ones, recycling
 with 4 nodes is 1.12 times as fast as plain decoding on the built-in tasks; beside these two, which make it 1.7 to 1.8
 times, what it learns at each step costs more than it brings."""
+_HEADS = ("eagle", "eagle3", "medusa")
 TREE_DEPTH = 4
 """How deep the trees of members are that are not listed for themselves."""
 
 
 @dataclass(frozen=True)
 class AutoSettings:
-    """Who may draft: names of proposers. None: `DEFAULT_MEMBERS`, and all that the configuration lists."""
+    """Who may draft: names of proposers. None: `DEFAULT_MEMBERS`, and all that the configuration lists; and, with
+    `built_in_head`, the head that is built in for the target, unless another with KV of its own is listed."""
 
     proposers: Sequence[str] | None = None
+    built_in_head: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.built_in_head, bool):
+            raise ValueError(f"built_in_head of 'auto' must be true or false; got {self.built_in_head!r}")
         names = self.proposers
         if names is None:
             return
@@ -68,6 +73,22 @@ def member_names(config: EngineConfig) -> tuple[str, ...]:
         return tuple(settings.proposers)
     listed = [each.method for each in config.speculative if each.method not in (AUTO, "none")]
     return tuple(dict.fromkeys((*DEFAULT_MEMBERS, *listed)))
+
+
+def takes_built_in_head(config: EngineConfig) -> bool:
+    """Whether `auto` is configured and may choose a head that is built in: it was not told whom to choose from, and no
+    listed proposer is a head or keeps KV of its own."""
+    from specdec.proposers.registry import check_settings, keeps_kv
+
+    entry = auto_entry(config)
+    if entry is None:
+        return False
+    settings = check_settings(entry)
+    assert isinstance(settings, AutoSettings)
+    if settings.proposers is not None or not settings.built_in_head:
+        return False
+    listed = [each.method for each in config.speculative if each.method != AUTO]
+    return not any(method in _HEADS or keeps_kv(method) for method in listed)
 
 
 def with_members(config: EngineConfig) -> EngineConfig:

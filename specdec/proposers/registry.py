@@ -36,6 +36,8 @@ PROPOSERS = {
 }
 """The built-in ones: method name -> module, settings dataclass, proposer class; imported when first asked for."""
 
+_WITH_KV = ("draft", "eagle", "eagle3")
+
 PORTFOLIO = ("specdec.proposers.auto", "AutoSettings")
 """Of `auto`, which chooses among proposers and is none: the module and class of its settings."""
 
@@ -68,6 +70,14 @@ def num_nodes(config: SpeculativeConfig) -> int:
             f"the proposer {config.method!r} means to draft {nodes!r} nodes; a draft has at most {MAX_DRAFT_NODES}"
         )
     return nodes
+
+
+def keeps_kv(method: str) -> bool:
+    """Whether a proposer has KV of its own. One from outside may, unless its class says that it has not."""
+    if method in METHODS:
+        return method in _WITH_KV
+    cls, _ = find_outside(method)
+    return getattr(cls, "kv_caches", None) != ()
 
 
 def build_proposer(config: SpeculativeConfig, context: ProposerContext | None = None) -> Proposer:

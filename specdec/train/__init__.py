@@ -1,1 +1,1 @@
-"""Training what drafts: data that the target itself wrote, and heads and small models that learn from it."""
+"""Training what drafts: data that the target itself wrote, what learns from it, and the formats of what has learned."""

@@ -272,7 +272,7 @@ def test_a_draft_models_options_choose_the_proposer_and_win_over_the_file(
             ["--proposer=eagle", "--draft-layers=2"],
             "--draft-layers contradicts --proposer eagle: it is of the proposer",
         ),
-        (["--proposer=eagle"], "a draft head needs model, its directory or file (--draft-model)"),
+        (["--proposer=eagle", "--draft-model="], "a draft head's model must be its directory or file (--draft-model)"),
         (["--draft-layers=2", "--draft-model=m"], "--draft-model and --draft-layers contradict each other"),
         (["--draft-layers=2", "--proposer=ngram"], "--draft-layers contradicts --proposer ngram"),
         (["--draft-model=m", '--speculative-config={"method": "ngram"}'], "contradicts --speculative-config"),
@@ -280,6 +280,12 @@ def test_a_draft_models_options_choose_the_proposer_and_win_over_the_file(
 )
 def test_a_draft_models_options_are_checked_before_any_model_work(options: list[str], message: str) -> None:
     assert message in refused("a", *options)
+
+
+@pytest.mark.parametrize("proposer", ["eagle", "eagle3", "medusa"])
+def test_a_head_need_not_be_named(proposer: str) -> None:
+    """What is built in for the model is for the engine to find."""
+    assert config_of("a", f"--proposer={proposer}").speculative == (SpeculativeConfig(proposer, 4),)
 
 
 EXAMPLE = "phrases_proposer:PhrasesProposer"

@@ -296,11 +296,16 @@ def test_models_lists_where_the_default_model_is_kept(
     result = invoke(*args)
     assert result.exit_code == 0
     if "--json" in args:
-        (model,) = json.loads(result.stdout)
+        model, head = json.loads(result.stdout)
         assert (model["name"], model["licence"], model["cached"]) == ("smollm2-135m", "Apache-2.0", False)
+        assert (head["name"], head["kind"], head["target"]) == ("smollm2-135m-eagle3", "eagle3", "smollm2-135m")
         assert model["path"].startswith(str(tmp_path))
     else:
-        assert result.stdout.splitlines()[1].split()[:5] == ["smollm2-135m", "98", "MB", "Apache-2.0", "no"]
+        lines = [line.split() for line in result.stdout.splitlines()]
+        assert lines[1][:5] == ["smollm2-135m", "98", "MB", "Apache-2.0", "no"]
+        assert lines[2] == []
+        assert lines[3] == ["HEAD", "FOR", "SIZE", "LICENCE", "INSTALLED", "DESCRIPTION"]
+        assert lines[4][:2] == ["smollm2-135m-eagle3", "smollm2-135m"]
 
 
 @pytest.mark.parametrize("args", [["models"], ["models", "--json"]])

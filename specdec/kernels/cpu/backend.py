@@ -114,7 +114,7 @@ class CpuKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
         size = x.shape[-1]
         out = torch.empty(x.shape)
-        count = x[0].numel() // size
+        count = math.prod(x.shape[1:]) // size
         sizes = (count, size, _row_stride(x), count * size, int(unit_offset))
         self._do(Call(RMS_NORM, (x, _floats(weight), out), sizes, (eps,), out=(2,)), len(x))
         return out

@@ -277,3 +277,16 @@ def test_moves_read_everything_before_they_write(
     reference.move_kv(expected, slots_from, slots_to)
     for cache, wanted in zip(caches, expected, strict=True):
         assert torch.equal(cache.view(torch.int8), wanted.view(torch.int8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_are_no_trouble(kind: str, native: NativeKernels, level: str) -> None:
+    """As where a head is asked and nobody drafts. The definition says the same."""
+    weight = matrix(kind, 7, 40)
+    native_kernels = native.backend(level, 1)
+    for kernels, held in ((reference, weight), (native_kernels, native_kernels.pack(weight))):
+        states = torch.empty(0, 40, dtype=held.dtype)
+        assert kernels.linear(states, held).shape == (0, 7)
+        assert kernels.embedding(torch.empty(0, dtype=torch.int64), held).shape == (0, 40)
+        assert kernels.rms_norm(torch.empty(0, 40), torch.ones(40), 1e-5).shape == (0, 40)
+        assert kernels.rms_norm(torch.empty(0, 2, 40), torch.ones(40), 1e-5).shape == (0, 2, 40)

@@ -1,0 +1,59 @@
+"""What training reads: tokens of the target's answers, and its states at them. Where they come from, and whether states
+lie on disk or are computed anew, is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+
+class TokenSample(Protocol):
+    """A prompt and the target's answer to it."""
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """int64 [n]: prompt and answer."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+
+class Samples(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> TokenSample: ...
+
+
+class StateSource(Protocol):
+    """The target's states at the tokens of a sample."""
+
+    def states(self, index: int) -> torch.Tensor:
+        """[n, (A + 1) * H]: in each row the inputs of the A auxiliary layers in order, then the state after the final
+        norm, all at that row's token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample as a trainee gets it."""
+
+    token_ids: torch.Tensor  # int64 [n]
+    num_prompt_tokens: int
+    states: torch.Tensor  # [n, (A + 1) * H]
+
+
+def read_item(samples: Samples, states: StateSource, index: int) -> Item:
+    """A sample with its states. ValueError where their lengths differ: states of another data set."""
+    sample = samples[index]
+    tokens = torch.from_numpy(np.asarray(sample.token_ids, dtype=np.int64))
+    found = states.states(index)
+    if found.shape[0] != len(tokens):
+        raise ValueError(f"sample {index} has {len(tokens)} tokens and states of {found.shape[0]}")
+    return Item(tokens, sample.num_prompt_tokens, found)

@@ -1,0 +1,1 @@
+"""What can be trained: each a module of its own behind the protocol of `base`."""
