@@ -16,7 +16,7 @@ LEVELS = {
     for level, units in enumerate(
         (
             "types config",
-            "core kernels tokenizer metrics",
+            "core kernels tokenizer metrics charts",
             "step",
             "models sampling",
             "proposers",
@@ -33,10 +33,10 @@ LEVELS = {
 SIDEWAYS = {("config", "types"), ("cli", "eval"), ("cli", "train")}
 """(importer, imported) on the same level."""
 
-STANDALONE = {"kernels"}
+STANDALONE = {"kernels", "charts"}
 """Units that know nothing of the rest of the package."""
 
-WITHOUT_TORCH = {"types", "config", "core"}
+WITHOUT_TORCH = {"types", "config", "core", "charts"}
 
 VERSION = "__version__"
 MODULE_NAME = re.compile(r"specdec(\.[a-z_]\w*)+")

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import jinja2
 
+from specdec.charts.text import printable
 from specdec.eval import report_oracle, report_speed, report_tables
 from specdec.eval.oracle_table import chooser
 from specdec.eval.report_charts import charts
 from specdec.eval.report_samples import sampled, sources
 from specdec.eval.report_tables import Table
-from specdec.eval.report_text import DASH, number, printable, temperature, variant
+from specdec.eval.report_text import DASH, number, temperature, variant
 from specdec.eval.results import FORMULAS, Result, Run
 
 TITLES = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from specdec.charts.scale import Axis
+from specdec.charts.svg import Guide, Point, Series, line_chart, rows_chart
 from specdec.eval.report_text import known, number, percent, temperature, variant
 from specdec.eval.results import Curve, Group, Position, Result, Run
-from specdec.eval.scale import Axis
-from specdec.eval.svg import Guide, Point, Series, line_chart, rows_chart
 
 AGREEMENT = 0.1
 """The gap of a prediction that is still a good one: the band in its chart."""

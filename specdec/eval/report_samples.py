@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from specdec.charts.svg import NUM_COLOURS
 from specdec.eval.report_charts import styles
 from specdec.eval.report_tables import marks
 from specdec.eval.report_text import number, temperature, variant
 from specdec.eval.results import Piece, Run, Sample
-from specdec.eval.svg import NUM_COLOURS
 from specdec.types import BONUS, RECOVERED
 
 

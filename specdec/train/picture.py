@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from specdec.eval.scale import Axis
-from specdec.eval.svg import Point, Series, line_chart
+from specdec.charts.scale import Axis
+from specdec.charts.svg import Point, Series, line_chart
 
 GAP = 24.0
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf")

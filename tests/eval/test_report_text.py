@@ -14,7 +14,6 @@ from specdec.eval.report_text import (
     number,
     percent,
     percent_interval,
-    printable,
     signed_percent,
     significant,
 )
@@ -52,9 +51,3 @@ def test_intervals_are_whole_or_missing() -> None:
     assert percent_interval(Estimate(0.5, 0.25, 0.75)) == "25.0 to 75.0 %"
     assert interval(Estimate(2.5)) == percent_interval(Estimate(0.5, None, 0.7)) == DASH
     assert interval(Estimate(2.5, math.nan, 2.75)) == DASH
-
-
-def test_what_cannot_be_printed_is_seen() -> None:
-    assert printable("a\x00\x1b[31m\x7f\r\n\tb") == "a␀␛[31m␡␍\n\tb"
-    assert printable("\ud83d\ufffe\x85") == "\ufffd\ufffd\ufffd"
-    assert printable("grün 漢字 🙂") == "grün 漢字 🙂"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.eval.scale import Axis, scale, tick_label
+from specdec.charts.scale import Axis, scale, tick_label
 
 VALUES = st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), max_size=6)
 

@@ -12,8 +12,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specdec.eval.report_text import printable
-from specdec.eval.scale import Axis, Scale, scale, tick_label
+from specdec.charts.scale import Axis, Scale, scale, tick_label
+from specdec.charts.text import printable
 
 NUM_COLOURS = 7
 SHAPES = (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.eval.scale import Axis
-from specdec.eval.svg import NUM_COLOURS, SHAPES, WIDTH, Guide, Point, Series, line_chart, rows_chart
+from specdec.charts.scale import Axis
+from specdec.charts.svg import NUM_COLOURS, SHAPES, WIDTH, Guide, Point, Series, line_chart, rows_chart
 
 X, Y = Axis("position"), Axis("share", low=0, high=1, percent=True)
 NUMBERS = st.floats(0, 1e4) | st.just(math.nan) | st.just(math.inf)
