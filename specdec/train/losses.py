@@ -115,7 +115,7 @@ class _LawLoss(torch.autograd.Function):
 def _compare(
     logits: torch.Tensor, target: torch.Tensor, entropies: torch.Tensor, share: float, slope: torch.Tensor
 ) -> torch.Tensor:
-    """Fill `slope` [n, Vd] with the loss's slope by logits; the sums of loss, divergence and acceptance, float32 [3]."""
+    """Fill `slope` [n, Vd], the loss by logits; the sums of loss, divergence and acceptance, float32 [3]."""
     draft = torch.softmax(logits, dim=-1, out=slope if share == 0.0 else None)
     divergence = (_log_sum_exp(logits, draft) - _dot(target, logits) - entropies).sum()
     if share == 0.0:
