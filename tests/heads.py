@@ -97,9 +97,13 @@ def head_engine(
     max_num_batched_tokens: int = 64,
     enable_prefix_caching: bool = True,
     verifier: str = "auto",
+    auto: bool = False,
 ) -> Engine:
-    """An engine around the target and one head; all KV and kept features start as NaN."""
+    """An engine around the target and one head, for `auto` alone if that is wanted; all KV and kept features start as
+    NaN."""
     speculative = () if head is None else (SpeculativeConfig(method, k, {"model": "given", **(settings or {})}),)
+    if auto:
+        speculative = (SpeculativeConfig("auto", k, {"proposers": [method]}), *speculative)
     config = EngineConfig(
         model="tiny",
         block_size=block_size,

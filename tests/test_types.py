@@ -41,6 +41,7 @@ BAD = [
     ("presence_penalty", 2.1),
     ("frequency_penalty", -3),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-300),
     ("repetition_penalty", "1"),
     ("temperature", -0.1),
     ("temperature", math.nan),

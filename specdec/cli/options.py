@@ -190,8 +190,8 @@ def speculation_options(default_proposer: str) -> tuple[click.Option, ...]:
             metavar="MODEL",
             help="What drafts. For the proposer draft, which it chooses by itself, a model, named as for --model, with "
             "the model's own tokenizer; for eagle, eagle3 and medusa the directory or file of a trained head, if it is "
-            "not to be the one that is built in for the model (see `specdec models`). With auto it is one more to choose "
-            "from.",
+            "not to be the one that is built in for the model (see `specdec models`). With auto it is one more to "
+            "choose from.",
         ),
         _integer("--draft-layers", unset="none", help="Let the model's own first N layers draft: the proposer draft."),
         _text(

@@ -7,6 +7,8 @@ from specdec.cli.lazy import LazyGroup
 COMMANDS = {
     "data": ("specdec.cli.train_data", "data"),
     "eagle3": ("specdec.cli.train_heads", "eagle3"),
+    "medusa": ("specdec.cli.train_heads", "medusa"),
+    "draft": ("specdec.cli.train_heads", "draft"),
 }
 """Each command's module and its name there."""
 

@@ -188,7 +188,6 @@ def _maker(
     from specdec.train.data.conversation import Limits
     from specdec.train.data.make import Bounds, Maker
 
-    config = target.engine.config
     return Maker(
         directory=options.output,
         plan=plan,
@@ -197,7 +196,7 @@ def _maker(
         exclusion=exclusion,
         shard_jobs=options.shard_jobs,
         identity=_identity(options, target, sources, exclusion, plan),
-        run=_run_facts(config, command),
+        run=_run_facts(target, command),
         bounds=Bounds(
             None if options.stop_after is None else 60 * options.stop_after, options.max_total_tokens, budget
         ),
@@ -237,11 +236,12 @@ def _file(path: Path) -> dict[str, str]:
     return {"name": path.name, "sha256": sha256(read_file(path))}
 
 
-def _run_facts(config: EngineConfig, command: str) -> dict[str, Any]:
+def _run_facts(target: Target, command: str) -> dict[str, Any]:
     """What is told of a run and changes no sample."""
     from specdec.eval.origin import describe, load_average
 
-    origin = asdict(describe(command, load_average(), config.num_threads or 0))
+    config = target.engine.config
+    origin = asdict(describe(command, load_average(), target.engine.runner.kernels.num_threads()))
     engine = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "speculative"}
     return {**origin, "engine": engine, "proposers": [entry.method for entry in config.speculative] or ["none"]}
 

@@ -182,7 +182,8 @@ def _bound_options() -> tuple[click.Option, ...]:
         integer(
             "--shard-jobs",
             128,
-            "Answers, or conversations, of a shard; a run that is killed goes on behind its last whole one.",
+            "Answers, or conversations, of a shard. A run that is killed goes on behind the last whole one; states are "
+            "in memory until theirs is whole.",
         ),
     )
 

@@ -1,9 +1,9 @@
-"""`specdec train eagle3`: read and check everything, then train, look, and keep the best."""
+"""`specdec train eagle3`, `medusa`, `draft`: read and check everything, then train, look, and keep the best."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,21 @@ from specdec.cli.progress import bar
 from specdec.cli.run import interruptible
 from specdec.cli.start import import_engine
 from specdec.config import EngineConfig
-from specdec.train.recipe import Eagle3Config, OptimiserConfig, RunConfig, TrainConfig, changed, read_recipe
+from specdec.train.recipe import (
+    DraftConfig,
+    Eagle3Config,
+    MedusaConfig,
+    OptimiserConfig,
+    RunConfig,
+    TrainConfig,
+    changed,
+    read_recipe,
+)
 
 if TYPE_CHECKING:
     from specdec.train.held_out import Acceptance
     from specdec.train.loop import Outcome, Progress
+    from specdec.train.trainees.base import Trainee
 
 RECIPE_OPTIONS = {
     "epochs": ("run", "Passes over the data.", RunConfig.epochs),
@@ -34,14 +44,44 @@ RECIPE_OPTIONS = {
     "dtype": ("run", "Of the products: bfloat16, float32, or auto: bfloat16 where it is fast.", RunConfig.dtype),
     "device": ("run", "cpu, cuda, or auto: a GPU if there is one.", RunConfig.device),
     "learning_rate": ("optimiser", "At its highest.", OptimiserConfig.learning_rate),
-    "unrolls": ("eagle3", "How many tokens in a row the head learns to guess, 1 to 7.", Eagle3Config.unrolls),
-    "draft_vocab_size": (
-        "eagle3",
-        "Tokens that it can guess: the target's most frequent.",
-        Eagle3Config.draft_vocab_size,
-    ),
 }
 """Options that stand for a key of the recipe: its section, help and default."""
+
+_SAYABLE = "Tokens that it can guess: the target's most frequent."
+_COMPARED = "Tokens that laws are compared over: the target's most frequent."
+OWN_OPTIONS: Mapping[str, Mapping[str, tuple[str, str, Any]]] = {
+    "eagle3": {
+        "unrolls": ("eagle3", "How many tokens in a row the head learns to guess, 1 to 7.", Eagle3Config.unrolls),
+        "draft_vocab_size": ("eagle3", _SAYABLE, Eagle3Config.draft_vocab_size),
+    },
+    "medusa": {
+        "num_heads": ("medusa", "Heads, and so the most tokens that they guess.", MedusaConfig.num_heads),
+        "draft_vocab_size": ("medusa", _SAYABLE, MedusaConfig.draft_vocab_size),
+    },
+    "draft": {
+        "num_layers": ("draft", "The target's first layers that it consists of.", DraftConfig.num_layers),
+        "loss_vocab_size": ("draft", _COMPARED, DraftConfig.loss_vocab_size),
+    },
+}
+"""The same of one trainee alone."""
+
+HELP = {
+    "eagle3": (
+        "Train an EAGLE-3 head.",
+        "Train an EAGLE-3 head on the target's own answers and states: a layer that guesses the next tokens from what "
+        "the target computed.",
+    ),
+    "medusa": (
+        "Train Medusa heads.",
+        "Train Medusa heads on the target's own answers and states: each guesses one more token ahead from the "
+        "target's last state.",
+    ),
+    "draft": (
+        "Train a small draft model.",
+        "Train the target's first layers to say what all of it says: a draft model, as a Hugging Face directory.",
+    ),
+}
+"""By trainee: short and long."""
 
 EPILOG = """\b
 DIR holds head/ (the best head so far, which --draft-model takes), last.pt and
@@ -55,8 +95,13 @@ by Ctrl-C, what was done being kept.
 """
 
 
-def _recipe_option(name: str) -> click.Option:
-    _, help, default = RECIPE_OPTIONS[name]
+def recipe_options(trainee: str) -> Mapping[str, tuple[str, str, Any]]:
+    """All of a trainee's."""
+    return {**RECIPE_OPTIONS, **OWN_OPTIONS[trainee]}
+
+
+def _recipe_option(name: str, meaning: tuple[str, str, Any]) -> click.Option:
+    _, help, default = meaning
     flag_name, kind = "--" + name.replace("_", "-"), type(default)
     metavar = {int: "N", float: "X", str: "NAME"}[kind]
     return click.Option([flag_name], type=kind, metavar=metavar, help=f"{help}  [default: {default}]")
@@ -67,7 +112,7 @@ def _path(*names: str, help: str, required: bool = False, folder: bool = False) 
     return click.Option(names, type=kind, metavar="DIR" if folder else "FILE", required=required, help=help)
 
 
-def _groups() -> dict[str, tuple[click.Option, ...]]:
+def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
     """Heading -> options, in the order of `--help`."""
     model = click.Option(
         ["--model"],
@@ -89,7 +134,11 @@ def _groups() -> dict[str, tuple[click.Option, ...]]:
             _path("--output", "-o", help="Where the head and its checkpoints go.", required=True, folder=True),
             _path("--start-from", help="Begin with the weights and vocabulary of another run's checkpoint."),
         ),
-        "Recipe": (_path("--config", help="A YAML file with the recipe."), *map(_recipe_option, RECIPE_OPTIONS), stop),
+        "Recipe": (
+            _path("--config", help="A YAML file with the recipe."),
+            *(_recipe_option(name, meaning) for name, meaning in recipe_options(trainee).items()),
+            stop,
+        ),
         "Output": (
             flag("--json", "One JSON object on one line at the end."),
             flag("--quiet", "No progress on standard error."),
@@ -97,15 +146,15 @@ def _groups() -> dict[str, tuple[click.Option, ...]]:
     }
 
 
-def _command() -> GroupedCommand:
-    groups = _groups()
+def _command(trainee: str) -> GroupedCommand:
+    groups = _groups(trainee)
+    short, long = HELP[trainee]
     command = GroupedCommand(
-        "eagle3",
+        trainee,
         params=[option for options in groups.values() for option in options],
         callback=_callback,
-        short_help="Train an EAGLE-3 head.",
-        help="Train an EAGLE-3 head on the target's own answers and states: a layer that guesses the next tokens from "
-        "what the target computed.",
+        short_help=short,
+        help=long,
         epilog=EPILOG,
     )
     command.groups = groups
@@ -115,10 +164,11 @@ def _command() -> GroupedCommand:
 @click.pass_context
 def _callback(ctx: click.Context, /, **values: Any) -> None:
     given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    ctx.exit(run_eagle3(values, given, command_line(ctx, given)))
+    assert ctx.info_name is not None
+    ctx.exit(run_training(ctx.info_name, values, given, command_line(ctx, given)))
 
 
-def recipe(path: Path | None, options: Mapping[str, Any]) -> TrainConfig:
+def recipe(trainee: str, path: Path | None, options: Mapping[str, Any]) -> TrainConfig:
     """The file's recipe with what the command line says. ValueError names the file or the option."""
     config = TrainConfig()
     if path is not None:
@@ -126,23 +176,26 @@ def recipe(path: Path | None, options: Mapping[str, Any]) -> TrainConfig:
         if not isinstance(values, Mapping):
             raise ValueError(f"{path}: expected sections such as `run:` with keys and values")
         config = read_recipe(values, str(path))
-    for name, (section, _, _) in RECIPE_OPTIONS.items():
+    for name, (section, _, _) in recipe_options(trainee).items():
         if options[name] is not None:
             config = changed(config, {section: {name: options[name]}}, f"--{name.replace('_', '-')}")
     return config
 
 
-def run_eagle3(options: Mapping[str, Any], given: set[str], command: str) -> int:
+def run_training(name: str, options: Mapping[str, Any], given: set[str], command: str) -> int:
     """The whole command; returns the exit code."""
     with bad_input(), telling(options["quiet"]) as tell, interruptible() as stopped:
-        config = recipe(options["config"], options)
+        config = recipe(name, options["config"], options)
         import_engine()
         from specdec.train.loop import Loop, Sitting
         from specdec.train.setting import eagle3, open_setting
+        from specdec.train.setting_small import draft, medusa
 
         engine = EngineConfig(model=options["model"], dtype="bfloat16")
-        setting = open_setting(options["data"], engine, config, config.eagle3.aux_layers, tell)
-        trainee = eagle3(setting, config, options["start_from"], tell)
+        layers = config.eagle3.aux_layers if name == "eagle3" else ()
+        setting = open_setting(options["data"], engine, config, layers, tell)
+        trainees: Mapping[str, Callable[..., Trainee[Any, Any]]] = {"eagle3": eagle3, "medusa": medusa, "draft": draft}
+        trainee = trainees[name](setting, config, options["start_from"], tell)
         minutes = options["stop_after"]
         sitting = Sitting(
             directory=options["output"],
@@ -183,4 +236,6 @@ def _report(outcome: Outcome, output: Path, as_json: bool) -> None:
         click.echo(f"{output / 'head'}: held-out {_shares(outcome.best)} with drafts of 4")
 
 
-eagle3 = _command()
+eagle3 = _command("eagle3")
+medusa = _command("medusa")
+draft = _command("draft")

@@ -1,19 +1,21 @@
 """What this machine takes: steps of more and more rows, and a draft of each proposer, timed while the engine is idle.
 
-The rows are those of one made-up sequence, after a short context of zeros. It holds blocks for as long as that takes,
-is never hashed, and proposers forget it. Where there is time for a second look, the less of two times counts, since
-whatever else the machine does only adds to them.
+The rows are those of one made-up sequence, after a short context of zeros; drafts are for one, and for a few at once.
+They hold blocks for as long as that takes, are never hashed, and proposers forget them. Where there is time for a
+second look, the less of two times counts, since whatever else the machine does only adds to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from specdec.config import AUTO
-from specdec.core.control.types import Choice, Member
+from specdec.core.control.types import Choice, DraftTimes, Member
 from specdec.core.scheduler import Schedule, ScheduledRow, Scheduler
 from specdec.core.sequence import Sequence
 from specdec.runner import Runner
@@ -33,13 +35,15 @@ PERIOD = 7
 """The made-up text repeats itself, so that proposers that copy find something."""
 ATTEMPTS = 3
 """Drafts that are timed, after one that is not."""
+TOGETHER = 4
+"""Sequences that are drafted for at once, to see what they share."""
 
 
 def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> dict[int, float]:
     """Seconds of the target's pass over so many rows, by rows."""
     most = _most(scheduler)
     found: dict[int, float] = {}
-    with _made_up(runner, scheduler, most) as sequence:
+    with _made_up(runner, scheduler, most) as (sequence,):
         _time(runner, sequence, min(most, max(ALWAYS)), clock)
         start = clock()
         for number, size in enumerate(SIZES):
@@ -50,25 +54,78 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
     return {size: max(seconds, 1e-9) for size, seconds in found.items()}
 
 
-def draft_seconds(
-    runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]
-) -> tuple[float, float | None] | None:
-    """Seconds of a member's longest draft, and of a hint where it gives any; None if it fails with a sequence that no
-    step computed."""
+def draft_times(runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]) -> DraftTimes | None:
+    """What a member's longest drafts take, and a hint where it gives any; None if it fails with a made-up text."""
     length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
-    times = []
-    hints: list[float] = []
-    with _made_up(runner, scheduler, 1 + max(length, member.nodes), member) as sequence:
+    wants = runner.proposers[member.name].wants
+    with _made_up(runner, scheduler, 1 + max(length, member.nodes), member, TOGETHER) as sequences:
+        asking = _Asking(runner, member, length, clock)
+        try:
+            whole = None if not member.has_kv or wants.states else asking.draft(sequences[:1])
+            seen = sequences[0].num_computed_tokens - 1
+            for sequence in sequences:
+                sequence.num_draft_computed_tokens = seen if member.has_kv else 0
+            alone, together = asking.draft(sequences[:1]), asking.draft(sequences)
+            hint = asking.hint(sequences[0])
+        finally:
+            for sequence in sequences:
+                runner.forget(sequence)
+    if alone is None or together is None:
+        return None
+    (took, depth), (all_took, _) = alone, together
+    reading = None if whole is None else (seen, max(0.0, whole[0] - took))
+    return DraftTimes(took, depth, hint, _shared(took, all_took, len(sequences)), reading)
+
+
+def _shared(alone: float, together: float, count: int) -> float:
+    """The part of one draft's time that so many in one call take but once."""
+    if count == 1 or alone <= 0:
+        return 0.0
+    return min(1.0, max(0.0, (count - together / alone) / (count - 1)))
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """Asks one member again and again."""
+
+    runner: Runner
+    member: Member
+    length: int
+    clock: Callable[[], float]
+
+    def draft(self, sequences: Many[Sequence]) -> tuple[float, int] | None:
+        """Seconds of drafts for these sequences, and how long they are; None if one fails."""
+        times: list[float] = []
+        depth = 0
+        choices = [Choice(self.member.name, self.length)] * len(sequences)
         for _ in range(1 + ATTEMPTS):
-            record = StepRecord(clock=clock)
-            (answer,) = runner.propose([sequence], [Choice(member.name, length)], record)
-            if answer.draft is None:
+            if self.runner.proposers[self.member.name].wants.states:
+                _compute_last(self.runner, sequences, self.clock)
+            record = StepRecord(clock=self.clock)
+            answers = self.runner.propose(sequences, choices, record)
+            drafts = [answer.draft for answer in answers if answer.draft is not None]
+            if len(drafts) < len(answers):
                 return None
-            times.append(record.drafts[member.name])
-            runner.hints(member.name, [sequence], record)
-            hints += record.hints.values()
-        runner.forget(sequence)
-    return min(times[1:]), min(hints[1:], default=None)
+            depth = max(draft.depth for draft in drafts)
+            times.append(record.drafts[self.member.name])
+        return min(times[1:]), depth
+
+    def hint(self, sequence: Sequence) -> float | None:
+        """Seconds of a hint, None if there is none."""
+        times: list[float] = []
+        for _ in range(1 + ATTEMPTS):
+            record = StepRecord(clock=self.clock)
+            self.runner.hints(self.member.name, [sequence], record)
+            times += record.hints.values()
+        return min(times[1:], default=None)
+
+
+def _compute_last(runner: Runner, sequences: Many[Sequence], clock: Callable[[], float]) -> None:
+    """A step over the last two of the tokens that are to be taken for computed, for who drafts from what it leaves."""
+    counts = [min(2, sequence.num_computed_tokens) for sequence in sequences]
+    rows = [ScheduledRow(s, s.num_computed_tokens - count, count) for s, count in zip(sequences, counts, strict=True)]
+    if all(counts):
+        runner.execute(Schedule(tuple(rows)), StepRecord(clock=clock))
 
 
 def _most(scheduler: Scheduler) -> int:
@@ -77,31 +134,48 @@ def _most(scheduler: Scheduler) -> int:
 
 
 @contextmanager
-def _made_up(runner: Runner, scheduler: Scheduler, room: int, member: Member | None = None) -> Iterator[Sequence]:
-    """A sequence that is to be taken for computed but for its last token, with slots for `room` tokens from there on.
-    Its cache holds zeros, which take as long to read as what a model would have computed."""
+def _made_up(
+    runner: Runner, scheduler: Scheduler, room: int, member: Member | None = None, count: int = 1
+) -> Iterator[list[Sequence]]:
+    """Sequences that are to be taken for computed but for their last token, with slots for `room` tokens from there on:
+    `count` of them, or as many as there are blocks for. Their caches hold zeros, which take as long to read as what a
+    model would have computed."""
     context = max(1, min(CONTEXT, scheduler.max_model_len - room))
     tokens = [i % min(PERIOD, runner.vocab_size) for i in range(context)]
     owner = member.name if member is not None and member.has_kv else None
-    request = Request(
-        "calibration",
-        tuple(tokens),
-        SamplingParams(temperature=0),
-        0,
-        0,
-        cache_salt="calibration",
-        proposer=AUTO,
-        draft_kv=owner,
-    )
-    sequence = Sequence(request, 0, tokens)
-    grown = scheduler.blocks.grow(sequence, min(context + room, scheduler.max_model_len))
-    assert grown is not None, "an idle engine has room for one sequence"
-    for cache in (*runner.kv.keys, *runner.kv.values):
-        cache[sequence.block_table] = 0
+    sequences: list[Sequence] = []
     try:
-        yield sequence
+        for number in range(count):
+            request = Request(
+                f"calibration-{number}",
+                tuple(tokens),
+                SamplingParams(temperature=0),
+                0,
+                0,
+                cache_salt="calibration",
+                proposer=AUTO,
+                draft_kv=owner,
+            )
+            sequence = Sequence(request, 0, list(tokens))
+            if scheduler.blocks.grow(sequence, min(context + room, scheduler.max_model_len)) is None:
+                break
+            sequences.append(sequence)
+        assert sequences, "an idle engine has room for one sequence"
+        for sequence in sequences:
+            sequence.num_computed_tokens = context - 1
+            _clear(runner, sequence, owner)
+        yield sequences
     finally:
-        scheduler.blocks.free(sequence)
+        for sequence in sequences:
+            scheduler.blocks.free(sequence)
+
+
+def _clear(runner: Runner, sequence: Sequence, owner: str | None) -> None:
+    """Zeros in a sequence's blocks, in the target's cache and in those of a proposer."""
+    own = () if owner is None else runner.proposers[owner].kv_caches
+    for kv in (runner.kv, *own):
+        for cache in (*kv.keys, *kv.values):
+            cache[sequence.block_table] = 0
 
 
 def _time(runner: Runner, sequence: Sequence, size: int, clock: Callable[[], float]) -> float:

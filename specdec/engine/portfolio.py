@@ -9,7 +9,7 @@ from specdec.core.control.controller import Controller
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import Member
 from specdec.core.scheduler import Scheduler
-from specdec.engine.calibration import draft_seconds, step_seconds
+from specdec.engine.calibration import draft_times, step_seconds
 from specdec.proposers.auto import auto_entry, is_tree, member_length, member_names
 from specdec.proposers.base import Proposer
 from specdec.proposers.registry import METHODS, num_nodes
@@ -26,9 +26,9 @@ def build_controller(
     members = _members(config, entry.num_speculative_tokens, runner.proposers)
     controller = Controller(members, StepCost(step_seconds(runner, scheduler, clock)))
     for member in members:
-        times = draft_seconds(runner, scheduler, member, clock)
+        times = draft_times(runner, scheduler, member, clock)
         if times is not None:
-            controller.calibrated(member.name, member.length, *times)
+            controller.calibrated(member.name, times)
     return controller
 
 

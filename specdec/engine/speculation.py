@@ -6,7 +6,7 @@ controller knows, and its choices questions to the runner. Tokens do not pass th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
 
 from specdec.config import AUTO
@@ -66,7 +66,8 @@ class Speculation:
             chosen = self._choose(drafting, self.controller, record)
         owned = [sequence for sequence in sequences if sequence.request.draft_kv is not None]
         others = [sequence for sequence in owned if sequence not in drafting]
-        chosen += [(each, Choice(followers=tuple(self.controller.prompt_followers(each)))) for each in others]
+        follow = self.controller.prompt_followers
+        chosen += [(each, Choice(followers=tuple(follow(each, each.num_tokens)))) for each in others]
         return chosen
 
     def _choose(self, drafting: Many[Sequence], controller: Chooser, record: StepRecord) -> Asked:
@@ -129,7 +130,8 @@ class Speculation:
             mine = len(drafts) + len(followed)
             seconds *= mine / max(1, mine + sum(choice.proposer == name for _, choice in others))
             if drafts:
-                self.controller.drafted(name, drafts, seconds)
+                read: dict[Hashable, int] = {sequence: lag for sequence in followed if (lag := _lag(sequence))}
+                self.controller.drafted(name, drafts, seconds, read)
             elif followed:
                 missed = sum(sequence.num_tokens - sequence.num_draft_computed_tokens for sequence in followed)
                 in_prompt = any(sequence.num_uncomputed_tokens > 1 or _lag(sequence) for sequence in followed)

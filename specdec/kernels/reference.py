@@ -51,7 +51,8 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
 
 def round_states(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
     """States [T, in] as quantised weights see them: each group of a row rounded to 8 bits."""
-    padded = F.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    padded = F.pad(x, (0, -x.shape[1] % group))
+    padded = padded.view(len(x), padded.shape[1] // group, group)
     largest = padded.abs().amax(dim=-1, keepdim=True)
     rounded = (padded * _inverse_scale(largest)).round() * (largest / 127.0)
     return rounded.flatten(1)[:, : x.shape[1]]

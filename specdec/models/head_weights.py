@@ -109,4 +109,4 @@ def plan_medusa(layout: MedusaLayout) -> WeightPlan:
                 name = f"{layout.prefix}{head}.{layer}.linear.{kind}"
                 pieces[f"residuals.{head}.{layer}.{kind}"] = (Piece(name),)
         pieces[f"lm_heads.{head}.weight"] = (Piece(layout.output_matrix(head)),)
-    return WeightPlan(pieces, frozenset())
+    return WeightPlan(pieces, frozenset(_VOCABULARY))

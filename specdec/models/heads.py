@@ -174,7 +174,12 @@ def _own_vocabulary(files: HeadFiles, config: EagleConfig, vocab_size: int) -> t
                 "(draft_vocab_size)"
             )
         return None
-    marks = files.tensors.read_any("t2d") if "t2d" in names else None
+    return _listed_ids(files, size, vocab_size)
+
+
+def _listed_ids(files: HeadFiles, size: int, vocab_size: int) -> torch.Tensor | None:
+    """The target ids that a file's d2t lists for `size` logits; None where these are all of the target's, in order."""
+    marks = files.tensors.read_any("t2d") if "t2d" in files.tensors.names() else None
     offsets = files.tensors.read_any("d2t")
     ids = target_ids(offsets, marks, size=size, vocab_size=vocab_size, where=str(files.path))
     return None if torch.equal(ids, torch.arange(vocab_size)) else ids
@@ -190,24 +195,28 @@ def _medusa(files: HeadFiles, target: Decoder, kernels: Kernels) -> tuple[Medusa
             f"{files.path} counts {layout.num_heads} Medusa heads of {layout.num_layers} layers, but has only "
             f"{len(names)} tensors"
         )
+    rows = _medusa_rows(files, layout, target.config.hidden_size, target.config.vocab_size)
     head = MedusaHead(
         num_heads=layout.num_heads,
         num_layers=layout.num_layers,
         hidden_size=target.config.hidden_size,
-        vocab_size=_medusa_rows(files, layout, target.config.hidden_size, target.config.vocab_size),
+        vocab_size=rows,
         kernels=kernels,
     )
+    if "d2t" in names:
+        head.draft_token_ids = _listed_ids(files, rows, target.config.vocab_size)
     return head, plan_medusa(layout)
 
 
 def _medusa_rows(files: HeadFiles, layout: MedusaLayout, hidden_size: int, vocab_size: int) -> int:
-    """How many rows the output matrices have; ValueError if the heads are for a target of another size."""
+    """How many rows the output matrices have: one for each of the target's tokens, or for each that a d2t lists, as an
+    EAGLE-3 head's does. ValueError if the heads are for a target of another size."""
     name = layout.output_matrix(0)
     shape = files.tensors.shape(name) if name in files.tensors.names() else ()
     if len(shape) != 2:
         return vocab_size  # The tensors will be told to be missing or of the wrong shape.
     rows, width = shape
-    if width != hidden_size or rows < vocab_size:
+    if width != hidden_size or (rows < vocab_size and "d2t" not in files.tensors.names()):
         raise ValueError(
             f"{files.path}: the heads are for a model of hidden size {width} with {rows} tokens; this model's are "
             f"{hidden_size} and {vocab_size}"

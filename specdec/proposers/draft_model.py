@@ -15,7 +15,7 @@ from specdec.config import KV_CACHE_DTYPES, QUANTIZATIONS, unknown_name
 from specdec.core.scheduler import Schedule
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import DraftModel, ProposalInput, ProposerContext, Wants
-from specdec.proposers.growing import Grower, Growth, check_sample_method, grown
+from specdec.proposers.growing import Grower, Growth, check_confidence_threshold, check_sample_method, grown
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
 from specdec.proposers.shapes import TreeChoice
 from specdec.step.batch import Batch
@@ -31,7 +31,8 @@ class DraftModelSettings:
 
     A model of its own has the target's `quantization` and `kv_cache_dtype`, unless it is given others here.
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
-    draft's law; "greedy" always takes its likeliest token.
+    draft's law; "greedy" always takes its likeliest token. A draft ends where nothing would make its probability, by
+    the draft model's own law, at least `confidence_threshold`.
     """
 
     model: str | None = None
@@ -39,6 +40,7 @@ class DraftModelSettings:
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     draft_sample_method: str = "probabilistic"
+    confidence_threshold: float = 0.0
     tree: str = TreeChoice.tree
     tree_nodes: int = TreeChoice.tree_nodes
     tree_width: int = TreeChoice.tree_width
@@ -56,6 +58,7 @@ class DraftModelSettings:
             raise ValueError(f"num_draft_layers must be a positive integer; got {layers!r}")
         self._check_precision()
         check_sample_method(self.draft_sample_method)
+        check_confidence_threshold(self.confidence_threshold)
         TreeChoice(self.tree, self.tree_nodes, self.tree_width)
 
     def _check_precision(self) -> None:
@@ -95,6 +98,7 @@ class DraftModelProposer:
             context.verifier,
             samples=settings.draft_sample_method == "probabilistic",
             keeps_kv=True,
+            confidence_threshold=settings.confidence_threshold,
         )
         self._limit = LengthLimit("the draft model", self.draft_model.max_model_len)
 

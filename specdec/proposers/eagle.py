@@ -46,6 +46,7 @@ class EagleProposer:
             samples=settings.samples,
             keeps_kv=False,
             vocabulary=Vocabulary.of(self.head.draft_token_ids, self.head.num_logits, context.vocab_size),
+            confidence_threshold=settings.confidence_threshold,
         )
         self._limit = LengthLimit("the draft head", self.head.max_model_len)
 

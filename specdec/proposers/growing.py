@@ -5,6 +5,10 @@ A level's logits go through the sampling pipeline as if they were the target's, 
 temperature, filters and penalties. Where a request samples, children are drawn without replacement and their laws
 reported; or they are the likeliest ones, which is what the deterministic-children rule of the verifier is for; or,
 under the coupled verifier, those that the target's own noise prefers. What computes the logits is the caller's.
+
+A draft may end where its own law is unsure. Whether a node gets children is decided by the path to it and by how
+likely the likeliest of them is, before any is drawn: so nothing that was drawn is dropped, which would change the
+distribution.
 """
 
 from __future__ import annotations
@@ -61,6 +65,10 @@ class Growth:
     def depth_of(self, node: int) -> int:
         return 0 if node == ROOT else self.depths[node]
 
+    def score_of(self, node: int) -> float:
+        """The log probability of the path to a node."""
+        return 0.0 if node == ROOT else self.scores[node]
+
     def path(self, node: int) -> list[int]:
         """The tokens from the first drafted one to `node`."""
         tokens = []
@@ -74,7 +82,7 @@ class Growth:
         self.siblings.append(place)
         self.parents.append(parent)
         self.depths.append(self.depth_of(parent) + 1)
-        self.scores.append(child.score + (0.0 if parent == ROOT else self.scores[parent]))
+        self.scores.append(child.score + self.score_of(parent))
         if child.law is not None:
             self.laws.append(child.law)
 
@@ -187,6 +195,12 @@ def check_sample_method(name: object) -> None:
         raise ValueError(unknown_name("draft_sample_method", name, SAMPLE_METHODS))
 
 
+def check_confidence_threshold(value: object) -> None:
+    """ValueError if it is no probability below 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise ValueError(f"confidence_threshold must be a probability, from 0 up to but not 1; got {value!r}")
+
+
 def grown(choice: TreeChoice, num_speculative_tokens: int) -> Shape:
     """The shape that a proposer's settings choose, for drafts of at most this depth."""
     if choice.tree == "confidence":
@@ -233,7 +247,10 @@ class Grower:
         samples: bool,
         keeps_kv: bool,
         vocabulary: Vocabulary | None = None,
+        confidence_threshold: float = 0.0,
     ) -> None:
+        """`confidence_threshold`: a node gets no children where none of them would have a path of at least this
+        probability, by the draft's own law."""
         self.name = name
         self.shape = shape
         self.kernels = kernels
@@ -241,6 +258,8 @@ class Grower:
         self.vocabulary = vocabulary
         self.is_coupled = verifier == "coupled"
         self.draws = samples and (shape.draws or self.is_coupled)
+        self._least = math.log(confidence_threshold) if confidence_threshold > 0 else -math.inf
+        self._needs_scores = shape.needs_scores or confidence_threshold > 0
 
     def grow(self, growths: Many[Growth], logits: torch.Tensor, step: Step) -> list[Draft]:
         """A draft of each; `logits` [n, vocab] follow the last committed tokens of those with a frontier."""
@@ -250,6 +269,7 @@ class Grower:
             self._branch(live, logits)
             for growth, first in zip(live, firsts, strict=True):
                 self.shape.advance(growth, first)
+                growth.frontier = [node for node in growth.frontier if growth.score_of(node) >= self._least]
             live = [growth for growth in live if growth.frontier]
             if live:
                 logits = step(live)
@@ -270,14 +290,25 @@ class Grower:
         processed = process_logits(logits, rows, self.kernels)
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
         children = self._likeliest(processed, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
+        best = [own[0].score if own else 0.0 for own in children]
         if drawn:
             counts = [len(ranks[i]) for i in drawn]
-            for i, own in zip(drawn, self._drawn(processed[drawn], [nodes[i] for i in drawn], counts), strict=True):
+            logs = processed[drawn].log_softmax(dim=-1) if self._needs_scores else None
+            made = self._drawn(processed[drawn], logs, [nodes[i] for i in drawn], counts)
+            for i, own in zip(drawn, made, strict=True):
                 children[i] = own
-        self._add(nodes, children)
+            for i, most in zip(drawn, [] if logs is None else logs.amax(-1).tolist(), strict=logs is not None):
+                best[i] = most
+        self._add(nodes, children, best)
 
-    def _add(self, nodes: Many[tuple[Growth, int]], children: Many[Many[Child]]) -> None:
-        for (growth, node), own in zip(nodes, children, strict=True):
+    def _add(
+        self, nodes: Many[tuple[Growth, int]], children: Many[Many[Child]], best: Many[float] | None = None
+    ) -> None:
+        """`best`: by node the log probability of its likeliest child; where it is not given, that is the first one."""
+        for i, ((growth, node), own) in enumerate(zip(nodes, children, strict=True)):
+            likeliest = best[i] if best is not None else own[0].score if own else 0.0
+            if growth.score_of(node) + likeliest < self._least:
+                continue
             for place, child in enumerate(own):
                 growth.add(node, place, child)
 
@@ -295,7 +326,7 @@ class Grower:
             best = processed.gather(-1, tokens)
         else:
             best, tokens = processed.topk(width, dim=-1)
-        if self.shape.needs_scores:
+        if self._needs_scores:
             best = best - processed.logsumexp(dim=-1, keepdim=True)
         if token_ids is not None:
             tokens = token_ids[tokens]
@@ -305,15 +336,18 @@ class Grower:
         ]
 
     def _drawn(
-        self, processed: torch.Tensor, nodes: Many[tuple[Growth, int]], counts: Many[int]
+        self,
+        processed: torch.Tensor,
+        logs: torch.Tensor | None,
+        nodes: Many[tuple[Growth, int]],
+        counts: Many[int],
     ) -> Iterator[list[Child]]:
-        """Tokens drawn without replacement from each row's law. The coupled verifier draws the target's choice of the
-        same position with the same noise, and needs no law."""
+        """Tokens drawn without replacement from each row's law, whose logarithms are `logs`, if they are needed. The
+        coupled verifier draws the target's choice of the same position with the same noise, and needs no law."""
         keys = [_noise_key(growth, node, by_depth=not self.is_coupled) for growth, node in nodes]
         stream = Stream.RESAMPLE if self.is_coupled else Stream.DRAFT
         tokens, scores = gumbel_top(processed, keys, stream, max(counts), self.kernels)
         laws = None if self.is_coupled else law(processed)
-        logs = processed.log_softmax(dim=-1) if self.shape.needs_scores else None
         for i, (chosen, noisy, count) in enumerate(zip(tokens.tolist(), scores.tolist(), counts, strict=True)):
             usable = noisy[0] < math.inf  # not where the law is no law
             yield [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.config import unknown_name
-from specdec.proposers.growing import check_sample_method
+from specdec.proposers.growing import check_confidence_threshold, check_sample_method
 from specdec.proposers.shapes import TreeChoice
 
 _QUANTIZATIONS = ("none", "int8", "int4")
@@ -14,19 +14,21 @@ _QUANTIZATIONS = ("none", "int8", "int4")
 @dataclass(frozen=True)
 class HeadSettings:
     """A trained head: `model` is its directory or file, a hub name or a built-in head's; None: the one that is built in
-    for the target. `draft_vocab`, a file with a list of token ids, keeps only
-    those in the output matrix of a head that has them all.
+    for the target. `draft_vocab`, a file with a list of token ids, keeps only those in the output matrix of a head that
+    has them all.
 
     `quantization` is the head's own; None: int8 where the target's weights are quantised.
 
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
-    head's law; "greedy" always takes its likeliest tokens.
+    head's law; "greedy" always takes its likeliest tokens. A draft ends where nothing would make its probability, by
+    the head's own law, at least `confidence_threshold`.
     """
 
     model: str | None = None
     draft_vocab: str | None = None
     quantization: str | None = None
     draft_sample_method: str = "probabilistic"
+    confidence_threshold: float = 0.0
     tree: str = TreeChoice.tree
     tree_nodes: int = TreeChoice.tree_nodes
     tree_width: int = TreeChoice.tree_width
@@ -39,6 +41,7 @@ class HeadSettings:
         if self.quantization is not None and self.quantization not in _QUANTIZATIONS:
             raise ValueError(unknown_name("quantization of a draft head", self.quantization, _QUANTIZATIONS))
         check_sample_method(self.draft_sample_method)
+        check_confidence_threshold(self.confidence_threshold)
         TreeChoice(self.tree, self.tree_nodes, self.tree_width)
 
     @property

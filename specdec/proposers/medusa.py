@@ -36,6 +36,7 @@ class MedusaProposer:
             samples=settings.samples,
             keeps_kv=False,
             vocabulary=Vocabulary.of(self.head.draft_token_ids, self.head.num_logits, context.vocab_size),
+            confidence_threshold=settings.confidence_threshold,
         )
 
     def forget(self, sequence: Sequence) -> None:

@@ -5,6 +5,7 @@ It knows text and ids only; which ids end a request, and what is done with them,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -73,6 +74,17 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise ValueError(_why_not_text(text)) from None
+
+    def save(self, directory: Path) -> None:
+        """Write what `from_directory` reads the same tokenizer from, into a directory that is there."""
+        named = {**self._named_special_tokens(), "chat_template": self.chat_template}
+        config = {key: value for key, value in named.items() if value is not None}
+        self._backend.save(str(directory / "tokenizer.json"))
+        for name, values in (
+            ("tokenizer_config.json", config),
+            ("generation_config.json", {"eos_token_id": list(self.eos_token_ids)}),
+        ):
+            (directory / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""

@@ -77,6 +77,30 @@ class Eagle3Config:
 
 
 @dataclass(frozen=True)
+class MedusaConfig:
+    """`loss.unroll_decay` is the weight of each head against the one before."""
+
+    num_heads: int = 4
+    draft_vocab_size: int = 8192
+    """All of the target's tokens, if it has fewer."""
+    train_on: Literal["answers", "all"] = "answers"
+    weight_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """What the trained heads are written in."""
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """A model of the target's first layers, with its embedding and output matrix, which stay as they are."""
+
+    num_layers: int = 4
+    loss_vocab_size: int = 16384
+    """So many of the commonest tokens the laws are compared over; all of the target's, if it has fewer."""
+    train_on: Literal["answers", "all"] = "answers"
+    weight_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """What the trained model is written in."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A recipe: sections as in the file."""
 
@@ -84,6 +108,8 @@ class TrainConfig:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     eagle3: Eagle3Config = field(default_factory=Eagle3Config)
+    medusa: MedusaConfig = field(default_factory=MedusaConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
 
 
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -110,6 +136,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "eagle3.unrolls": (1, 7),
     "eagle3.draft_vocab_size": (1, 10_000_000),
     "eagle3.chain_share": (0, 1),
+    "medusa.num_heads": (1, 16),
+    "medusa.draft_vocab_size": (1, 10_000_000),
+    "draft.num_layers": (1, 1000),
+    "draft.loss_vocab_size": (1, 10_000_000),
 }
 """Least and most of each number."""
 

@@ -90,7 +90,7 @@ def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
     if start_from is not None:
         weights = _continued(start_from, shape_for(target.config, setting.aux_layers), config.run.seed)
     else:
-        token_ids = _vocabulary(setting.data.survey, own.draft_vocab_size, tell)
+        token_ids = vocabulary(setting.data.survey, own.draft_vocab_size, tell)
         weights = Eagle3Weights(shape, token_ids, config.run.seed)
         if own.start == "target":
             start_from_target(weights, target)
@@ -113,7 +113,7 @@ def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
     )
 
 
-def _vocabulary(looked: Survey, size: int, tell: Tell) -> torch.Tensor:
+def vocabulary(looked: Survey, size: int, tell: Tell) -> torch.Tensor:
     token_ids = choose_vocabulary(looked.counts, min(size, len(looked.counts)))
     share = coverage(looked.counts, token_ids)
     tell(f"the draft's {len(token_ids):,} tokens are {100 * share:.1f} % of what the target says")

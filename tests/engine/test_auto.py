@@ -7,6 +7,7 @@ import random
 import re
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -61,14 +62,14 @@ class Clock:
 
 
 class TimedModel(ScriptedModel):
-    """Takes `STEP` for a row, and a tenth of it for each more."""
+    """Takes `step` seconds for a row, and a part of it for each more."""
 
-    def __init__(self, clock: Clock, *args: object, **options: object) -> None:
+    def __init__(self, clock: Clock, *args: object, step: float = STEP, row: float = 0.1, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
-        self.clock = clock
+        self.clock, self.step_seconds, self.row = clock, step, row
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        self.clock.now += STEP * (0.9 + 0.1 * batch.num_tokens)
+        self.clock.now += self.step_seconds * (1 + self.row * (batch.num_tokens - 1))
         return super().forward(batch, kv)
 
 
@@ -149,7 +150,7 @@ def test_what_it_chooses_has_plain_decodings_bytes(data: st.DataObject) -> None:
     assert tokens(generate(engine, prompts, params)) == expected
 
 
-def with_draft_model(target: ScriptedModel, draft: ScriptedModel, **sizes: int) -> Engine:
+def with_draft_model(target: ScriptedModel, draft: ScriptedModel, clock: Clock | None = None, **sizes: int) -> Engine:
     config = EngineConfig(
         model="scripted",
         speculative=(SpeculativeConfig("auto", 8), SpeculativeConfig("draft", 3, {"num_draft_layers": 1})),
@@ -157,7 +158,8 @@ def with_draft_model(target: ScriptedModel, draft: ScriptedModel, **sizes: int) 
     )
     facts = TargetFacts(target.vocab_size, target.max_model_len)
     loaded = DraftModel(draft, draft.vocab_size, draft.max_model_len)
-    engine = assemble(config, target, facts, draft_models={"draft": loaded})
+    timed = {} if clock is None else {"clock": clock}
+    engine = assemble(config, target, facts, draft_models={"draft": loaded}, **timed)
     for kv in (engine.runner.kv, engine.runner.proposers["draft"].kv):  # type: ignore[attr-defined]
         for cache in (*kv.keys, *kv.values):
             cache.fill_(float("nan"))
@@ -307,9 +309,9 @@ def test_no_token_reaches_the_controller(monkeypatch: pytest.MonkeyPatch) -> Non
     assert controller is not None
     drafted = controller.drafted
 
-    def listen(member: str, drafts: Many[tuple[object, int, int]], seconds: float) -> None:
+    def listen(member: str, drafts: Many[tuple[object, int, int]], seconds: float, read: Mapping[object, int]) -> None:
         told.extend(drafts)
-        drafted(member, drafts, seconds)  # type: ignore[arg-type]
+        drafted(member, drafts, seconds, read)  # type: ignore[arg-type]
 
     monkeypatch.setattr(controller, "drafted", listen)
     generate(engine, PROMPTS, SamplingParams(temperature=0, max_tokens=30))
@@ -377,6 +379,42 @@ def test_calibration_reads_the_machine_and_leaves_nothing_behind() -> None:
     assert not engine.scheduler.has_unfinished()
     ran = generate(engine, [[i % 7 for i in range(64)]], SamplingParams(temperature=0, max_tokens=2))
     assert ran[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("batch", [1, 12])
+def test_a_draft_model_is_used_at_what_it_costs_a_batch(batch: int) -> None:
+    """One pass of the draft model serves all sequences: `auto` is near it where it is named, and far ahead of none."""
+    took = {}
+    for proposer in ("none", "draft", "auto"):
+        clock = Clock()
+        target, draft = (
+            TimedModel(clock, random_script(VOCABULARY, order=30), VOCABULARY, max_model_len=400, step=step, row=0.01)
+            for step in (STEP, 0.1 * STEP)
+        )
+        engine = with_draft_model(target, draft, clock=clock, max_num_seqs=16, max_num_batched_tokens=1024)
+        start = clock.now
+        params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        for number in range(batch):
+            prompt = [(number + i) % VOCABULARY for i in range(40)]
+            engine.add_request(f"{number}", prompt, params, speculation=SpeculationParams(proposer))
+        run(engine, check=False)
+        took[proposer] = clock.now - start
+    assert took["auto"] <= 1.1 * took["draft"]
+    assert took["auto"] <= 0.6 * took["none"]
+
+
+def test_calibration_tells_what_drafting_takes_from_reading_and_what_is_shared() -> None:
+    clock = Clock()
+    target, draft = (
+        TimedModel(clock, random_script(VOCABULARY), VOCABULARY, max_model_len=400, step=STEP, row=row)
+        for row in (0.01, 0.02)
+    )
+    controller = with_draft_model(target, draft, clock=clock).speculation.controller
+    assert isinstance(controller, Controller)
+    cost, reading = controller.beliefs.drafting["draft"], controller.beliefs.following["draft"]
+    assert cost.seconds(3) == pytest.approx(STEP * 3, rel=0.02)
+    assert cost.shared == pytest.approx(0.98, abs=0.01)
+    assert reading.seconds(63) == pytest.approx(STEP * 0.02 * 63, rel=0.05)
 
 
 def test_at_most_one_of_its_proposers_has_kv_of_its_own() -> None:

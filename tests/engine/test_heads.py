@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from specdec.core.control.controller import Controller
 from specdec.engine import Engine
 from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
@@ -73,6 +74,21 @@ def test_drafts_are_those_of_the_plain_head_in_chunks_and_whole(kind: str, budge
     plain = generate(head_engine(target), PROMPTS, params)
     assert [outputs[f"r{i}"].outputs[0].token_ids for i in range(5)] == [o.outputs[0].token_ids for o in plain]
     assert sum(each.outputs[0].speculation.num_accepted_tokens for each in outputs.values()) > 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "medusa"])
+def test_auto_knows_what_a_head_costs_before_the_first_request(kind: str) -> None:
+    """A head drafts from what a step leaves it, so it is timed after one."""
+    target = tiny_target()
+    method, head = (kind, tiny_medusa()) if kind == "medusa" else make_head(target, kind)
+    engine = head_engine(target, method, head, auto=True)
+    controller = engine.speculation.controller
+    assert isinstance(controller, Controller)
+    assert controller.beliefs.drafting[method].seconds(4) > 0
+    assert engine.scheduler.blocks.num_free_blocks == engine.scheduler.blocks.num_blocks
+    params = SamplingParams(temperature=0, max_tokens=12)
+    plain = generate(head_engine(target), PROMPTS, params)
+    assert tokens(generate(engine, PROMPTS, params)) == tokens(plain)
 
 
 @pytest.mark.parametrize(("kind", "settings"), list(zip(KINDS, TREES, strict=True)))

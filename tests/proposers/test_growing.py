@@ -21,6 +21,7 @@ from tests.sampling.test_chi_square import p_value
 VOCABULARY = 5
 DEPTH = 2
 TREE = TreeChoice("breadth", 6, 2).shape(DEPTH)
+CHAIN = TreeChoice().shape(DEPTH)
 SAMPLED = SamplingParams(temperature=1.0)
 
 
@@ -37,9 +38,25 @@ def step(live: Many[Growth]) -> torch.Tensor:
     return torch.stack([guess(growth.path(node)) for growth in live for node in growth.frontier])
 
 
-def grow(samples: Many[Sequence], shape: Shape, verifier: str = "auto", *, samples_drafts: bool = True) -> list[Draft]:
-    growths = [Growth(each, DEPTH, frontier=[ROOT]) for each in samples]
-    grower = Grower("x", shape, reference, verifier, samples=samples_drafts, keeps_kv=True)
+def grow(
+    samples: Many[Sequence],
+    shape: Shape,
+    verifier: str = "auto",
+    *,
+    samples_drafts: bool = True,
+    confidence: float = 0.0,
+    depth: int = DEPTH,
+) -> list[Draft]:
+    growths = [Growth(each, depth, frontier=[ROOT]) for each in samples]
+    grower = Grower(
+        "x",
+        shape,
+        reference,
+        verifier,
+        samples=samples_drafts,
+        keeps_kv=True,
+        confidence_threshold=confidence,
+    )
     return grower.grow(growths, guess(()).expand(len(samples), -1), step)
 
 
@@ -93,20 +110,23 @@ def test_siblings_are_drawn_without_replacement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "verifier", "right"),
+    ("shape", "verifier", "confidence", "right"),
     [
-        (FixedShape(TREE), "rejection", True),
-        (FixedShape(TREE), "coupled", True),
-        (ConfidenceShape(2, 4, DEPTH), "rejection", True),
-        (ConfidenceShape(2, 4, DEPTH), "coupled", True),
-        (FixedShape(TREE), "rejection", False),
+        (FixedShape(TREE), "rejection", 0.0, True),
+        (FixedShape(TREE), "coupled", 0.0, True),
+        (ConfidenceShape(2, 4, DEPTH), "rejection", 0.0, True),
+        (ConfidenceShape(2, 4, DEPTH), "coupled", 0.0, True),
+        (FixedShape(CHAIN), "rejection", 0.2, True),
+        (FixedShape(TREE), "rejection", 0.2, True),
+        (FixedShape(TREE), "rejection", 0.0, False),
     ],
 )
-def test_what_is_kept_has_the_targets_law(shape: Shape, verifier: str, right: bool) -> None:
-    """The joint law of the first two tokens; a draft law that is reported with the temperature left out is noticed."""
+def test_what_is_kept_has_the_targets_law(shape: Shape, verifier: str, confidence: float, right: bool) -> None:
+    """The joint law of the first two tokens, also where drafts may end early; a draft law that is reported with the
+    temperature left out is noticed."""
     params = SamplingParams(temperature=0.6 if not right else 1.0)
     samples = [sample(seed, params) for seed in range(8_000)]
-    drafts = grow(samples, shape, verifier)
+    drafts = grow(samples, shape, verifier, confidence=confidence)
     if not right:
         drafts = [untempered(draft) for draft in drafts]
     rows = [SamplingRow(params, each.request.seed, 0, [1, 2], 2, d) for each, d in zip(samples, drafts, strict=True)]
@@ -158,6 +178,29 @@ def test_confidence_prefers_likelier_paths_and_keeps_ancestors() -> None:
     seen = [(t,) for t in top] + [(t, u) for t in top for u in guess((t,)).topk(3).indices.tolist()]
     best = sorted(seen, key=confidence, reverse=True)[:5]
     assert sorted(path_of(draft, node) for node in range(len(draft))) == sorted(best)
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SAMPLED])
+def test_a_chain_ends_where_nothing_would_make_it_likely_enough(params: SamplingParams, threshold: float) -> None:
+    """The definition: a token is drafted as long as the likeliest one there would leave the path likely enough."""
+    depth, lengths = 6, set()
+    for draft in grow(
+        [sample(seed, params) for seed in range(60)],
+        FixedShape(TreeChoice().shape(depth)),
+        confidence=threshold,
+        depth=depth,
+    ):
+        so_far, length = 1.0, 0
+        for length in range(depth + 1):
+            law = guess(draft.token_ids[:length]).softmax(-1, dtype=torch.float64)
+            if length == depth or so_far * float(law.max()) < threshold:
+                break
+            if length < len(draft):
+                so_far *= float(law[draft.token_ids[length]])
+        assert len(draft) == length
+        lengths.add(length)
+    assert lengths != {depth}
 
 
 def test_room_limits_what_is_computed() -> None:

@@ -30,6 +30,34 @@ def test_same_ids_as_the_tokenizer_that_was_saved(tmp_path: Path) -> None:
     assert (tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.chat_template) == ((), None, None)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {
+            "tokenizer_config": {
+                "eos_token": "<|user|>",
+                "bos_token": "<|end|>",
+                "pad_token": "x",
+                "chat_template": "é{{1}}",
+            },
+            "generation_config": {"eos_token_id": [0, 1]},
+        },
+    ],
+)
+def test_what_is_saved_is_the_same_tokenizer(tmp_path: Path, files: dict[str, Any]) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    first = Tokenizer.from_directory(save(tmp_path / "first", **files))
+    first.save(tmp_path / "second")
+    second = Tokenizer.from_directory(tmp_path / "second")
+    for text in [*helpers.SENTENCES, "<|user|>x<|end|>"]:
+        assert first.encode(text) == second.encode(text)
+    for name in ("eos_token_ids", "bos_token_id", "chat_template", "special_token_ids", "vocab_size"):
+        assert getattr(first, name) == getattr(second, name)
+    assert first._named_special_tokens() == second._named_special_tokens()
+
+
 def test_the_tokenizers_own_eos_comes_first_then_the_generation_configs(tmp_path: Path) -> None:
     config = {"eos_token": {"content": "<|user|>", "lstrip": False}, "bos_token": "<|end|>"}
     save(tmp_path, tokenizer_config=config, generation_config={"eos_token_id": [0, 1]}, config={"eos_token_id": 9})

@@ -16,11 +16,15 @@ FILE = Path(__file__).parents[2] / "configs" / "train" / "eagle3.yaml"
 
 
 def test_the_file_holds_every_default() -> None:
-    values = yaml.safe_load(FILE.read_text())
-    assert read_recipe(values, "file") == TrainConfig()
-    config = TrainConfig()
+    assert read_recipe(yaml.safe_load(FILE.read_text()), "file") == TrainConfig()
+
+
+@pytest.mark.parametrize("trainee", ["eagle3", "medusa", "draft"])
+def test_a_file_holds_every_key(trainee: str) -> None:
+    values = yaml.safe_load((FILE.parent / f"{trainee}.yaml").read_text())
+    config = read_recipe(values, "file")
     assert {section: set(keys) for section, keys in values.items()} == {
-        each.name: {key.name for key in fields(getattr(config, each.name))} for each in fields(config)
+        name: {key.name for key in fields(getattr(config, name))} for name in ("run", "optimiser", "loss", trainee)
     }
 
 

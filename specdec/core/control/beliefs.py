@@ -38,10 +38,16 @@ class Ladder:
     gains: list[float]
     shares: list[float]
     nodes: float
-    base: float
-    """Seconds to draft, whatever the length."""
-    slope: float
-    """Seconds for each token."""
+    first: float
+    """Seconds to draft at all: what a draft for one sequence takes whatever its length."""
+    each: float
+    """The same for each token."""
+    shared: float
+    """The part of both that a call takes but once, for however many sequences."""
+    late: float
+    """Seconds to see what was missed of the sequence."""
+    num_together: int
+    """The sequences that are decided together. Where all of them draft, each bears its part of what is shared."""
 
     @property
     def num_steps(self) -> int:
@@ -52,6 +58,20 @@ class Ladder:
     def num_rows(self) -> int:
         """The most rows of any of them."""
         return round(self.nodes) if self.member.is_tree else self.num_steps
+
+    @property
+    def base(self) -> float:
+        """This sequence's part of the seconds to draft, whatever the length."""
+        return self.late + self.first * self._part
+
+    @property
+    def slope(self) -> float:
+        """The same for each token."""
+        return self.each * self._part
+
+    @property
+    def _part(self) -> float:
+        return 1 - self.shared + self.shared / self.num_together
 
     def option(self, length: int, verifying: float) -> Option:
         """One of the lengths; `verifying`: seconds that its rows add to a step."""
@@ -125,8 +145,9 @@ class Beliefs:
             tally.verified(depth, accepted)
         self.known(key).reaches.pop((member, hint), None)
 
-    def ladder(self, candidate: Candidate, member: Member) -> Ladder | None:
-        """What each length would bring; None where the member has nothing to go by."""
+    def ladder(self, candidate: Candidate, member: Member, num_together: int = 1) -> Ladder | None:
+        """What each length would bring, where so many sequences are decided together; None where the member has nothing
+        to go by."""
         hint = candidate.hints.get(member.name, NOTHING if member.name in self.hinting else UNKNOWN)
         limit = min(member.length, candidate.kv_length if member.has_kv else candidate.length)
         if hint == NOTHING or limit <= 0:
@@ -134,7 +155,19 @@ class Beliefs:
         cost = self.drafting[member.name]
         late = self.catch_up_seconds(candidate, member) if member.has_kv else 0.0
         reach = self._reach(candidate, member, hint)
-        return Ladder(member, hint, limit, reach.gains, reach.shares, reach.nodes, late + cost.base, cost.slope)
+        return Ladder(
+            member=member,
+            hint=hint,
+            limit=limit,
+            gains=reach.gains,
+            shares=reach.shares,
+            nodes=reach.nodes,
+            first=cost.base,
+            each=cost.slope,
+            shared=cost.shared,
+            late=late,
+            num_together=num_together,
+        )
 
     def _reach(self, candidate: Candidate, member: Member, hint: int) -> Reach:
         """The expectation for a sequence, computed anew when its own counts changed, and now and then for others'."""

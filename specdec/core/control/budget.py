@@ -53,6 +53,8 @@ class Budget:
         """For probes."""
         self.stakes = dict.fromkeys(names, STAKE * plain)
         """The accounts less what reading texts took."""
+        self._set_aside = dict.fromkeys(names, 0.0)
+        """Of the stakes, what the texts that are read in this step are expected to take."""
         self._num_steps = 0
         self.plain_credit = 0.0
         """Of plain steps; below 0 while one is being paid for."""
@@ -81,9 +83,16 @@ class Budget:
         most = max(most, STAKE)
         self.stakes[member] = min(most * plain, max(lowest * plain, self.stakes[member] + seconds))
 
-    def may_read(self, member: str) -> bool:
-        """Whether a member may read another text, at the stake's cost."""
-        return self.stakes[member] >= 0 and not self.is_off(member)
+    def may_read(self, member: str, seconds: float = 0.0) -> bool:
+        """Whether a member may read another text, at the stake's cost. If so, what that is expected to take is set
+        aside until the step is over."""
+        is_open = self.stakes[member] >= self._set_aside[member] and not self.is_off(member)
+        self._set_aside[member] += seconds if is_open else 0.0
+        return is_open
+
+    def read(self) -> None:
+        """A step is over, and with it what was read in it."""
+        self._set_aside = dict.fromkeys(self._set_aside, 0.0)
 
     def has_read(self, member: str, seconds: float) -> None:
         """A member read texts that were new to it, which took so long."""

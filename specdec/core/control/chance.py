@@ -8,7 +8,7 @@ are decided together: it cannot look at a token.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from random import Random
 
@@ -52,12 +52,18 @@ class Chance:
         others = tuple(name for name in followers if name != chosen.name)
         return Choice(chosen.name, coin.randint(0, max(0, limit)), others)
 
-    def prompt_followers(self, key: Hashable) -> list[str]:
+    def prompt_followers(self, key: Hashable, num_tokens: int) -> list[str]:
         self._num_decisions += 1
         coin = self._coin("prompt")
         return [member.name for member in self.members if member.has_kv and coin.random() < FOLLOWS]
 
-    def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
+    def drafted(
+        self,
+        member: str,
+        drafts: Many[tuple[Hashable, int, int]],
+        seconds: float,
+        read: Mapping[Hashable, int] | None = None,
+    ) -> None:
         self._drafted.update((key, member) for key, depth, _ in drafts if depth)
         self._tallies.num_asked[member] += len(drafts)
         self._tallies.draft_seconds[member] += seconds

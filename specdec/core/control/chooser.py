@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Protocol
 
@@ -36,8 +36,8 @@ class Chooser(Protocol):
         """The step's decision, one for each candidate. `rows` are computed in any case."""
         ...
 
-    def prompt_followers(self, key: Hashable) -> Many[str]:
-        """Members with KV that follow a sequence's prompt."""
+    def prompt_followers(self, key: Hashable, num_tokens: int) -> Many[str]:
+        """Members with KV that follow a sequence's prompt, which is so many tokens."""
         ...
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
@@ -51,8 +51,15 @@ class Chooser(Protocol):
         not just the last few."""
         ...
 
-    def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
-        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
+    def drafted(
+        self,
+        member: str,
+        drafts: Many[tuple[Hashable, int, int]],
+        seconds: float,
+        read: Mapping[Hashable, int] | None = None,
+    ) -> None:
+        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came. In the
+        same call it `read` others, which had so many tokens new to it."""
         ...
 
     def verified(self, outcomes: Iterable[Outcome], rows: int, seconds: float, propose: float, is_pure: bool) -> None:

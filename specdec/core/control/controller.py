@@ -10,31 +10,24 @@ It reads no clock: seconds come from the step's record.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
-from specdec.core.control.draft_cost import DraftCost
+from specdec.core.control.calls import Calls, Reading
 from specdec.core.control.explanation import Explanation, Tallies
 from specdec.core.control.looks import Looks
 from specdec.core.control.plan import Plan, make_plan
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Option, Outcome
+from specdec.core.control.types import PLAIN, Candidate, Choice, DraftTimes, Member, Option, Outcome
 
 FOLLOWS_FOR = 16
 """Steps for which a proposer with state goes on following a sequence that it is not chosen for."""
 ATTENTIVE = 32
 """Steps without being chosen after which a proposer is asked for hints only now and then."""
 NOW_AND_THEN = 4
-CATCH_UP_SHARE = 0.02
-"""Of a plain step, what a proposer may take for each token of a sequence that it sees for the first time: that is the
-prompt's time, and the rest is decoding's."""
-SURPRISE = 4.0
-"""Plain steps beyond what was expected that count of a call that takes much longer than that."""
-SURPRISE_GAP = 10_000
-"""Steps from one such call of a member to the next of which not all is counted."""
 
 
 @dataclass(slots=True)
@@ -56,8 +49,8 @@ class Controller:
         self.cost = cost
         self.beliefs = Beliefs(members)
         self.members = tuple(self.beliefs.members.values())
-        self._surprised: dict[str, int] = {}
         self.budget = Budget(self.beliefs.members, cost.seconds(1))
+        self._calls = Calls(self.beliefs, cost, self.budget)
         self._looks = Looks(self.members, self.beliefs, cost, self.budget)
         self._tallies = Tallies([member.name for member in self.members])
         self._pending: dict[Hashable, _Pending] = {}
@@ -68,12 +61,17 @@ class Controller:
         self._last_chosen = dict.fromkeys(self.beliefs.members, 0)
         self._stateful = [member for member in self.members if member.has_kv or member.learns]
 
-    def calibrated(self, member: str, length: int, seconds: float, hint_seconds: float | None = None) -> None:
-        """What a draft of that length and a hint took before there was any request; None: it gives no hints."""
-        self.beliefs.drafting[member].observe(length, seconds)
-        if hint_seconds is not None:
+    def calibrated(self, member: str, times: DraftTimes) -> None:
+        """What a member took before there was any request."""
+        cost = self.beliefs.drafting[member]
+        cost.shared = times.shared
+        cost.observe(times.length, times.draft)
+        if times.hint is not None:
             self.beliefs.hinting.add(member)
-            self.beliefs.telling[member].observe(1, hint_seconds)
+            self.beliefs.telling[member].observe(1, times.hint)
+        if times.reading is not None:
+            for num_tokens, seconds in ((0, 0.0), times.reading):
+                self.beliefs.following[member].observe(num_tokens, seconds)
 
     def wanted_hints(self, num_sequences: int) -> list[str]:
         """Who is to be asked for hints before the next choice. Who was of no use for long, only now and then; who is
@@ -100,6 +98,7 @@ class Controller:
     def _begin(self) -> None:
         """A step begins. Drafts that were never verified have cost what they cost."""
         self._step += 1
+        self._calls.tick()
         self.beliefs.tick()
         for key in list(self._pending):
             self._drop(key)
@@ -107,7 +106,7 @@ class Controller:
     def _drop(self, key: Hashable) -> None:
         pending = self._pending.pop(key, None)
         if pending is not None and pending.drafting:
-            self._charge(pending.option.member.name, pending.drafting)
+            self._calls.charge(pending.option.member.name, pending.drafting)
 
     def _plain_plan(self, num_sequences: int, rows: int) -> Plan:
         return Plan([None] * num_sequences, float(num_sequences), self.cost.seconds(rows))
@@ -141,18 +140,23 @@ class Controller:
             self._tallies.chose(choice.proposer, choice.length, choice.is_probe)
         return choices
 
-    def prompt_followers(self, key: Hashable) -> list[str]:
-        """Members with KV that follow a prompt: those that promise something to a sequence of which nothing is known,
-        and have earned what earlier prompts took. Who has begun goes on."""
+    def prompt_followers(self, key: Hashable, num_tokens: int) -> list[str]:
+        """Members with KV that follow a prompt of so many tokens: those that promise something to a sequence of which
+        nothing is known, and have earned what earlier prompts took. Who has begun goes on."""
         blank = Candidate(key=None, num_tokens=0, length=64, kv_length=64)
         met = self.beliefs.known(key).met
         return [
             member.name
             for member in self.members
             if member.has_kv
-            and (self.budget.may_read(member.name) or (member.name in met and not self.budget.is_off(member.name)))
+            and not self.budget.is_off(member.name)
             and self._promises(member, blank)
+            and (member.name in met or self._may_read(member.name, num_tokens))
         ]
+
+    def _may_read(self, member: str, num_tokens: int) -> bool:
+        """Whether a member may read another text in this step; what it is expected to take is set aside for it."""
+        return self.budget.may_read(member, self.beliefs.following[member].seconds(num_tokens))
 
     def _promises(self, member: Member, candidate: Candidate) -> bool:
         """Whether a member by itself would be faster than plain decoding."""
@@ -187,96 +191,46 @@ class Controller:
     def _keeps_up(self, member: Member, candidate: Candidate, met: set[str]) -> bool:
         """Whether a member with KV is to follow a sequence. One that promises nothing need not: a later draft computes
         what was missed, and many tokens at once are cheaper."""
-        is_open = not candidate.lag or member.name in met or self.budget.may_read(member.name)
-        return is_open and self._promises(member, replace(candidate, lag=0))
+        if not self._promises(member, replace(candidate, lag=0)):
+            return False
+        return not candidate.lag or member.name in met or self._may_read(member.name, candidate.lag)
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""
         self._tallies.hint_seconds += seconds
         self.beliefs.hinting.add(member)
-        sequences, cost = list(candidates), self.beliefs.telling[member]
-        usual = len(sequences) * cost.seconds(1)
-        seconds = max(self._without_reading(member, sequences, seconds), min(seconds, usual))
-        seconds = self._believed(member, cost, 1, len(sequences), seconds)
-        cost.observe(1, seconds / len(sequences))
-        if usual > self.budget.accounts[member]:
-            self.budget.probed(member, seconds)
-        else:
-            self._charge(member, seconds)
+        self._calls.hinted(member, list(candidates), seconds)
 
     def followed(
         self, member: str, sequences: Iterable[tuple[Hashable, int]], num_missed: int, seconds: float, in_prompt: bool
     ) -> None:
         """A member followed sequences without drafting, which had this many tokens new to it. In a prompt it is its
         stake that pays for that."""
-        self.beliefs.following[member].observe(num_missed, seconds)
-        if in_prompt:
-            for key, _ in sequences:
-                self.beliefs.known(key).met.add(member)
-            self.budget.has_read(member, seconds)
-        else:
-            self._tallies.follow_seconds += seconds
-            self._charge(member, self._without_reading(member, sequences, seconds))
+        self._tallies.follow_seconds += 0.0 if in_prompt else seconds
+        self._calls.followed(member, list(sequences), num_missed, seconds, in_prompt)
 
-    def drafted(self, member: str, drafts: Many[tuple[Hashable, int, int]], seconds: float) -> None:
-        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came."""
+    def drafted(
+        self,
+        member: str,
+        drafts: Many[tuple[Hashable, int, int]],
+        seconds: float,
+        read: Mapping[Hashable, int] | None = None,
+    ) -> None:
+        """A member was asked for the drafts that were chosen: for each sequence the depth and rows of what came. In the
+        same call it `read` others, which had so many tokens new to it."""
         mine = [(self._pending[key], depth, nodes) for key, depth, nodes in drafts if key in self._pending]
         if not mine:
             return
-        drafting = self._drafting(member, [each for each, _, _ in mine], seconds)
+        lag = sum((read or {}).values()) + sum(each.candidate.lag for each, _, _ in mine if each.option.member.has_kv)
+        sequences = [(each.candidate.key, each.candidate.num_tokens) for each, _, _ in mine]
+        lengths = [each.option.length for each, _, _ in mine]
+        drafting = self._calls.drafted(member, sequences, lengths, seconds, Reading(lag, tuple(read or ())))
         for each, depth, nodes in mine:
             each.drafting = drafting / len(mine)
             option = each.option
             self.beliefs.drafted(member, option.hint, each.candidate.is_greedy, option.length, depth, nodes)
             self._tallies.draft_seconds[member] += seconds / len(mine)
             self._tallies.num_asked[member] += 1
-
-    def _drafting(self, member: str, asked: Many[_Pending], seconds: float) -> float:
-        """What the drafts took of the seconds of a call, in which the member may have seen texts for the first time."""
-        length = round(sum(each.option.length for each in asked) / len(asked))
-        lag = sum(each.candidate.lag for each in asked if each.option.member.has_kv)
-        cost = self.beliefs.drafting[member]
-        usual = min(seconds, len(asked) * cost.seconds(length))
-        sequences = [(each.candidate.key, each.candidate.num_tokens) for each in asked]
-        if not lag:
-            own = max(self._without_reading(member, sequences, seconds), usual)
-            own = self._believed(member, cost, length, len(asked), own)
-            cost.observe(length, own / len(asked))
-            return own
-        for key, _ in sequences:
-            self.beliefs.known(key).met.add(member)
-        self.beliefs.following[member].observe(lag, seconds - usual)
-        if not self.budget.may_read(member):
-            return seconds
-        self.budget.has_read(member, seconds - usual)
-        return usual
-
-    def _without_reading(self, member: str, sequences: Iterable[tuple[Hashable, int]], seconds: float) -> float:
-        """Seconds less what a first look at sequences may take, which the stake pays for."""
-        allowance, plain = 0.0, self.cost.seconds(1)
-        for key, num_tokens in sequences:
-            met = self.beliefs.known(key).met
-            if member not in met:
-                met.add(member)
-                allowance += CATCH_UP_SHARE * plain * num_tokens
-        look = min(seconds, allowance) if self.budget.may_read(member) else 0.0
-        self.budget.has_read(member, look)
-        return seconds - look
-
-    def _believed(self, member: str, cost: DraftCost, length: int, count: int, seconds: float) -> float:
-        """What is held against a member of the seconds that drafts or hints for `count` sequences took.
-
-        A process is stopped now and then, and whoever computes just then looks dear. So of a surprise only a few plain
-        steps count, but not of another one soon after.
-        """
-        most = count * cost.seconds(length) + SURPRISE * self.cost.seconds(1)
-        if seconds <= most or self._step - self._surprised.get(member, -SURPRISE_GAP) < SURPRISE_GAP:
-            return seconds
-        self._surprised[member] = self._step
-        return most
-
-    def _charge(self, member: str, seconds: float) -> None:
-        self.budget.add(member, -seconds, self.cost.seconds(1))
 
     def verified(self, outcomes: Iterable[Outcome], rows: int, seconds: float, propose: float, is_pure: bool) -> None:
         """A step of so many rows was verified in `seconds`, after drafting for `propose` of them.
@@ -285,6 +239,7 @@ class Controller:
         step, what these rows alone would have taken counts as time spent decoding.
         """
         judged = list(outcomes)
+        self.budget.read()
         if is_pure:
             self.cost.observe(rows, seconds)
         else:

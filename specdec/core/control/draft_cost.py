@@ -1,11 +1,15 @@
-"""What a draft for one sequence takes, as a line over its length: a moving fit that outliers hardly move.
+"""What a draft takes, as a line over its length: a moving fit that outliers hardly move.
 
-A lookup costs the same for any length, a draft model so much for each token; both are lines. Outliers have no length,
+A lookup costs the same for any length, a draft model so much for each token; both are lines. For several sequences at
+once a lookup takes so much for each, but of what a model takes a part is shared: it reads its weights once for all, as
+often as the longest draft has tokens. So a call is worth so many drafts of one length. Outliers have no length,
 but they are paid for: by as much as drafts of late took more on average, the line is lifted. Since who is dear is
 seldom asked, and would never show that it no longer is, the lift is forgotten in time too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Many
 
 FADE = 0.9
 TOLERANCE = 4.0
@@ -23,6 +27,8 @@ class DraftCost:
 
     def __init__(self) -> None:
         self.num_observed = 0
+        self.shared = 0.0
+        """Of what a draft takes, the part that others beside it in a call do not add to; from 0 to 1."""
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
         self.base = self.slope = 0.0
         self.lift = 0.0
@@ -30,11 +36,17 @@ class DraftCost:
         self.peak = 0.0
         """The most that was above the line; it is forgotten as the lift is."""
 
-    def seconds(self, length: int) -> float:
-        """Of a draft of that length; 0 while nothing is known."""
+    def seconds(self, length: float) -> float:
+        """Of one draft of that length; 0 while nothing is known."""
         return max(0.0, self.base + self.slope * length)
 
-    def observe(self, length: int, seconds: float) -> float:
+    def worth(self, lengths: Many[int]) -> tuple[float, float]:
+        """What a call for drafts of these lengths, one or more, is worth: so many drafts, of a length."""
+        apart = 1 - self.shared
+        count = self.shared + apart * len(lengths)
+        return count, (self.shared * max(lengths) + apart * sum(lengths)) / count
+
+    def observe(self, length: float, seconds: float) -> float:
         """A draft took so long; what the line believes of it."""
         took = seconds = max(0.0, seconds)
         expected = max(0.0, self.base - self.lift + self.slope * length)

@@ -9,7 +9,7 @@ at which the rate drops: T has steps.)
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ def make_plan(candidates: Many[Candidate], members: Many[Member], beliefs: Belie
     """The best step; `rows` are computed in any case, of which each candidate has one."""
     base, count = cost.seconds(rows), len(candidates)
     plain = Plan([None] * count, float(count), base)
-    ladders = [_ladders(each, members, beliefs) for each in candidates]
+    ladders = [_ladders(each, members, beliefs, count) for each in candidates]
     if not any(ladders):
         return plain
     if count == 1:
@@ -56,9 +56,9 @@ def make_plan(candidates: Many[Candidate], members: Many[Member], beliefs: Belie
     return plan
 
 
-def _ladders(candidate: Candidate, members: Many[Member], beliefs: Beliefs) -> list[Ladder]:
+def _ladders(candidate: Candidate, members: Many[Member], beliefs: Beliefs, count: int) -> list[Ladder]:
     """Of the members that have something to go by."""
-    return [found for member in members if (found := beliefs.ladder(candidate, member)) is not None]
+    return [found for member in members if (found := beliefs.ladder(candidate, member, count)) is not None]
 
 
 def increments(cost: StepCost, rows: int, most: int) -> list[float]:
@@ -107,7 +107,7 @@ def _best(ladders: Many[Ladder], added: Many[float], base: float) -> tuple[Ladde
 
 def _admit(best: Many[tuple[Ladder | None, Option | None]], cost: StepCost, rows: int) -> Plan:
     """Positions by what a row of them brings, and the prefix of them that is best."""
-    tokens, drafting, extra = float(len(best)), 0.0, 0.0
+    tokens, drafting, extra = float(len(best)), _Drafting(), 0.0
     seconds = cost.seconds(rows)
     top, taken, admitted = (tokens / seconds, tokens, seconds), 0, []
     queue = [
@@ -121,13 +121,15 @@ def _admit(best: Many[tuple[Ladder | None, Option | None]], cost: StepCost, rows
         ladder, option = best[index]
         assert ladder is not None
         assert option is not None
-        gain, more, draft = _step_up(ladder, option, position)
-        tokens, extra, drafting = tokens + gain, extra + more, drafting + draft
+        gain, more = _step_up(ladder, option, position)
+        tokens, extra = tokens + gain, extra + more
+        drafting.add(ladder, position)
         admitted.append((index, option.length if ladder.member.is_tree else position + 1))
-        seconds = cost.seconds(rows + round(extra)) + drafting
+        apart = cost.seconds(rows + round(extra)) + drafting.apart
+        seconds = apart + drafting.together
         if tokens > top[0] * seconds:
             top, taken = (tokens / seconds, tokens, seconds), len(admitted)
-        elif tokens < HOPELESS * top[0] * seconds:
+        elif tokens < HOPELESS * top[0] * apart:
             break
         if not ladder.member.is_tree and position + 1 < option.length:
             heappush(queue, (-_worth(ladder, position + 1), index, position + 1))
@@ -147,9 +149,34 @@ def _worth(ladder: Ladder, position: int) -> float:
     return (gains[position] - (gains[position - 1] if position else 0.0)) / max(ladder.shares[position], 1e-9)
 
 
-def _step_up(ladder: Ladder, option: Option, position: int) -> tuple[float, float, float]:
-    """What one position more, or a whole tree, brings in tokens, rows and seconds of drafting."""
+def _step_up(ladder: Ladder, option: Option, position: int) -> tuple[float, float]:
+    """What one position more, or a whole tree, brings in tokens and in rows."""
     if ladder.member.is_tree:
-        return option.gain, option.rows, option.drafting
-    gain = ladder.gains[position] - (ladder.gains[position - 1] if position else 0.0)
-    return gain, ladder.shares[position], ladder.slope + (0.0 if position else ladder.base)
+        return option.gain, option.rows
+    return ladder.gains[position] - (ladder.gains[position - 1] if position else 0.0), ladder.shares[position]
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """Seconds of drafting what was admitted."""
+
+    apart: float = 0.0
+    """For each sequence by itself."""
+    together: float = 0.0
+    """For all sequences of a member at once: what its first and its longest draft bring about."""
+    _longest: dict[str, int] = field(default_factory=dict)
+
+    def add(self, ladder: Ladder, position: int) -> None:
+        """One position more, or a whole tree."""
+        before, depth = (0, ladder.limit) if ladder.member.is_tree else (position, position + 1)
+        name = ladder.member.name
+        longest = self._longest.get(name, 0)
+        self.apart += (1 - ladder.shared) * _line(ladder, before, depth) + (0.0 if before else ladder.late)
+        if depth > longest:
+            self.together += ladder.shared * _line(ladder, longest, depth)
+            self._longest[name] = depth
+
+
+def _line(ladder: Ladder, before: int, depth: int) -> float:
+    """What going on from a draft of one depth to a deeper one adds to drafting for one sequence."""
+    return ladder.each * (depth - before) + (0.0 if before else ladder.first)

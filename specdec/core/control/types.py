@@ -28,6 +28,22 @@ class Member:
     """It learns from the steps at which it is asked."""
 
 
+@dataclass(frozen=True)
+class DraftTimes:
+    """What a proposer takes on this machine, in seconds."""
+
+    draft: float
+    """A draft for one sequence."""
+    length: int
+    """Of that draft."""
+    hint: float | None = None
+    """A hint; None: it gives none."""
+    shared: float = 0.0
+    """Of a draft, the part that drafts for other sequences in the same call do not take again."""
+    reading: tuple[int, float] | None = None
+    """Tokens that were new to it, and what it took to see them; None: not measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A sequence whose next draft is to be chosen, and what is known before drafting."""

@@ -7,7 +7,7 @@ ones are there; a shard is a function of its jobs' outcomes and of the shards be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,7 +58,8 @@ class Totals:
     by_temperature: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
-    def add(self, answers: Iterable[Answer]) -> None:
+    def add(self, answers: Iterable[Answer], dropped: Iterable[str] | Mapping[str, int]) -> None:
+        self.dropped.update(dropped)
         for answer in answers:
             self.samples += 1
             self.tokens += len(answer.token_ids)
@@ -83,6 +84,9 @@ class Collector:
     states_budget: int = 0
     row_bytes: int = 0
     totals: Totals = field(default_factory=Totals)
+    """Of all jobs before the first whose outcome is not known."""
+    on_disk: Totals = field(default_factory=Totals)
+    """Of the shards; at the end, of the partial one too."""
     shard: int = 0
     """The one that is being filled."""
     _seen: Seen = field(default_factory=Seen)
@@ -131,9 +135,9 @@ class Collector:
                 self._take_up(answers, set(file.redo))
                 continue
             self._seen.add(answers)
-            self.totals.add(answers)
-            self.totals.dropped.update(file.dropped)
-            self.totals.states_bytes += file.num_state_bytes
+            for totals in (self.totals, self.on_disk):
+                totals.add(answers, file.dropped)
+                totals.states_bytes += file.num_state_bytes
             self._next = file.jobs[1]
             self.shard += 1
             remove_partial(self.directory, file.paths.number)
@@ -152,8 +156,7 @@ class Collector:
         self._waiting[outcome.job] = outcome
         while self._next in self._waiting:
             sifted = self._seen.sift(self._waiting.pop(self._next))
-            self.totals.add(sifted.answers)
-            self.totals.dropped.update(sifted.dropped)
+            self.totals.add(sifted.answers, sifted.dropped)
             self._ready.append(sifted)
             self._next += 1
             if self._next == self.end_job:
@@ -162,7 +165,7 @@ class Collector:
                 self.shard += 1
 
     def write_partial(self) -> None:
-        """Keep what is there of the shard in hand. Jobs of later shards are dropped: they are made again."""
+        """At the end, keep what is there of the shard in hand. Jobs of later ones are made again."""
         if not self._ready and not self._waiting:
             return
         seen = Seen(set(self._seen.answers), set(self._seen.written))
@@ -176,8 +179,10 @@ class Collector:
         shard = Shard(self.shard, self.first_job, self.end_job, answers, dropped, redo)
         with_states = self._fits(shard)
         write_shard(self.directory, shard, vocab_size=self.vocab_size, with_states=with_states, partial=partial)
-        if with_states and not partial:
-            self.totals.states_bytes += shard.num_tokens * self.row_bytes
+        self.on_disk.add(answers, dropped)
+        if with_states:
+            self.on_disk.states_bytes += shard.num_tokens * self.row_bytes
+            self.totals.states_bytes = self.on_disk.states_bytes
 
     def _fits(self, shard: Shard) -> bool:
         size = shard.num_tokens * self.row_bytes

@@ -126,7 +126,10 @@ class Conversation:
 
     def _answer(self, turn: int, messages: Sequence[Message]) -> Generator[Ask, Reply, Message | str]:
         """The model's answer, kept as a sample, or why there is none."""
-        prompt = self.chat.ids(messages, raw=self.job.prompt.raw)
+        try:
+            prompt = self.chat.ids(messages, raw=self.job.prompt.raw)
+        except ValueError:
+            return "rejected"
         if len(prompt) >= self.limits.max_model_len:
             return "too long"
         reply = yield Ask(prompt, self.job.temperature, self.limits.max_tokens, self.job.seed(turn))

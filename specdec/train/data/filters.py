@@ -19,6 +19,7 @@ REASONS = {
     "evaluation prompt": "a prompt that the model wrote is one of an evaluation",
     "unfinished prompt": "a prompt that the model wrote has no end, or no words",
     "too long": "the prompt leaves no room for an answer",
+    "rejected": "the chat template rejects the conversation",
     "failed": "the engine could not answer",
 }
 """Why a sample is dropped while data is made."""

@@ -5,8 +5,11 @@ Killed at any time, a later run goes on behind the last whole shard; stopped bet
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,18 +71,27 @@ class Maker:
     watch: Watch = field(default_factory=Watch)
 
     def make(self) -> Made:
-        """ValueError, before anything is computed or written, where the directory holds other data."""
+        """ValueError, before anything is computed or written, where the directory holds other data, or the model cannot
+        write prompts that it is to write."""
+        chat = Chat.of(self.target.engine.tokenizer)
+        if any(job.prompt.number is not None for job in self.plan.jobs):
+            chat.user_header()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with alone_in(self.directory):
+            return self._make(chat)
+
+    def _make(self, chat: Chat) -> Made:
         record, collector = self._open()
         desk = Desk(self.target.engine, self.target.engine.config.max_num_seqs, self.target.tap)
         desk.keeps_states = lambda: collector.wants_states
         start = self.watch.clock()
         try:
-            ended = self._run(collector, desk, record, start)
+            ended = self._run(chat, collector, desk, record, start)
         finally:
             desk.abandon()
             collector.write_partial()
         seconds = self.watch.clock() - start
-        made = Made(collector.totals, ended, seconds, desk.counted.answer_tokens, collector.num_jobs_done)
+        made = Made(collector.on_disk, ended, seconds, desk.counted.answer_tokens, collector.num_jobs_done)
         told = {**record.runs[-1], "ended": ended, "seconds": round(seconds, 1), "generated": made.answer_tokens}
         self._write_record(Record(record.identity, record.states, (*record.runs[:-1], told)), collector)
         return made
@@ -104,17 +116,17 @@ class Maker:
         old = found or Record(self.identity, {})
         record = Record(self.identity, states if keeps else old.states, (*old.runs, self.run))
         self.directory.mkdir(parents=True, exist_ok=True)
-        collector.resume(read_shard(paths, width) for paths in find_shards(self.directory))
+        kept = int(old.states.get("width", width))
+        collector.resume(read_shard(paths, kept) for paths in find_shards(self.directory))
         self._write_record(record, collector)
         return record, collector
 
     def _write_record(self, record: Record, collector: Collector) -> None:
-        counts = counts_of(collector.totals, self.plan.left_out)
+        counts = counts_of(collector.on_disk, self.plan.left_out)
         Record(record.identity, record.states, record.runs, counts).write(self.directory)
 
-    def _run(self, collector: Collector, desk: Desk, record: Record, start: float) -> str:
+    def _run(self, chat: Chat, collector: Collector, desk: Desk, record: Record, start: float) -> str:
         """Keep the engine full until all is done, or a bound is met."""
-        chat = Chat.of(self.target.engine.tokenizer)
         done = collector.done_jobs()
         todo = (job for job in self.plan.jobs[collector.next_job :] if job.number not in done)
         job = next(todo, None)
@@ -155,3 +167,19 @@ class Maker:
             f"{totals.answer_tokens:,} answer tokens, {desk.counted.answer_tokens / seconds:,.0f} tokens/s, "
             f"{totals.dropped.total():,} dropped, states {totals.states_bytes / 1e9:.2f} GB"
         )
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Let no other run write there meanwhile; ValueError if one does. However a run ends, its claim ends with it."""
+    claim = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is making data in {directory}; wait for its end, or use another directory"
+            ) from None
+        yield
+    finally:
+        os.close(claim)

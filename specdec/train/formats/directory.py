@@ -50,40 +50,43 @@ def write_head(
         check(staged)
 
 
+def holds_head(directory: Path) -> bool:
+    """Whether there is a draft head."""
+    try:
+        head_kind(directory)
+    except ValueError:
+        return False
+    return True
+
+
 @contextmanager
-def fresh_directory(directory: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder to fill, which becomes `directory` at the end of the body, and goes if that fails."""
-    check_free(directory, replace=replace)
+def fresh_directory(directory: Path, *, replace: bool, holds: Callable[[Path], bool] = holds_head) -> Iterator[Path]:
+    """A folder to fill, which becomes `directory` at the end of the body, and goes if that fails. `holds` as in
+    `check_free`."""
+    check_free(directory, replace=replace, holds=holds)
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
         staged = Path(folder) / "new"
         staged.mkdir()
         yield staged
-        check_free(directory, replace=replace)
+        check_free(directory, replace=replace, holds=holds)
         _put(staged, directory, Path(folder) / "old")
 
 
-def check_free(directory: Path, *, replace: bool) -> None:
-    """ValueError if a head may not be written to `directory`."""
+def check_free(directory: Path, *, replace: bool, holds: Callable[[Path], bool] = holds_head) -> None:
+    """ValueError if nothing may be written to `directory`: something is there, and it is not what `holds` knows, or may
+    not be replaced."""
     if not directory.exists():
         return
     if not directory.is_dir():
         raise ValueError(f"{directory} is a file; a head is a directory")
     if not any(directory.iterdir()):
         return
-    if not _holds_head(directory):
+    if not holds(directory):
         raise ValueError(f"{directory} is there already and holds no head; name another directory")
     if not replace:
         raise ValueError(f"{directory} holds a head already; name another directory, or say that it is to be replaced")
-
-
-def _holds_head(directory: Path) -> bool:
-    try:
-        head_kind(directory)
-    except ValueError:
-        return False
-    return True
 
 
 def _put(staged: Path, directory: Path, old: Path) -> None:

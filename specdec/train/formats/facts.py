@@ -73,11 +73,17 @@ class Eagle3Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaFacts:
-    """Medusa heads: `num_heads` of `num_layers` residual layers and an output matrix each."""
+    """Medusa heads: `num_heads` of `num_layers` residual layers and an output matrix each.
+
+    A vocabulary of fewer tokens than the target's is listed in tensors d2t and t2d, as in EAGLE-3's layout; Medusa's
+    authors have none.
+    """
 
     hidden_size: int
     vocab_size: int
     """The target's."""
+    draft_vocab_size: int | None = None
+    """Rows of the output matrices where a d2t says which tokens they are."""
     num_heads: int
     num_layers: int = 1
     target: Target = Target()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from specdec.train.formats.eagle3 import with_marks
 from specdec.train.formats.facts import MedusaFacts
 from specdec.train.formats.layout import LaidOut, write
 from specdec.train.formats.precision import Stored
@@ -41,7 +42,9 @@ def lay_out(tensors: Mapping[str, torch.Tensor], facts: MedusaFacts) -> LaidOut:
         "hidden_size": facts.hidden_size,
         "vocab_size": facts.vocab_size,
     }
-    return LaidOut(config, tensors, f"{STEM}.safetensors")
+    if facts.draft_vocab_size is not None:
+        config["draft_vocab_size"] = facts.draft_vocab_size
+    return LaidOut(config, with_marks(tensors, facts.vocab_size), f"{STEM}.safetensors")
 
 
 def lay_out_pickled(tensors: Mapping[str, torch.Tensor], facts: MedusaFacts) -> LaidOut:

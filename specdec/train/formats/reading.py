@@ -197,6 +197,7 @@ def _medusa_facts(files: HeadFiles) -> MedusaFacts:
     return MedusaFacts(
         hidden_size=width,
         vocab_size=facts.optional_integer("vocab_size") or rows,
+        draft_vocab_size=rows if "d2t" in files.tensors.names() else None,
         num_heads=layout.num_heads,
         num_layers=layout.num_layers,
         target=_served(files),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from specdec.core.control.controller import Controller
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import PLAIN, Candidate, Member, Outcome
+from specdec.core.control.types import PLAIN, Candidate, DraftTimes, Member, Outcome
 
 STEP = 0.004
 """Seconds of a plain step."""
@@ -43,6 +43,12 @@ class Script:
     length: int = 15
     nodes: int = 0
     has_kv: bool = False
+    shared: float = 0.0
+    """Of what a draft takes, the part that others in the same call do not take again."""
+
+    def seconds(self, count: int, length: int) -> float:
+        """Of so many drafts in one call, the longest of them of that length."""
+        return (self.shared + (1 - self.shared) * count) * (self.fixed + self.each * length)
 
 
 @dataclass
@@ -72,7 +78,8 @@ class Machine:
         controller = Controller(members, StepCost(measured or self.curve()))
         for name, each in self.scripts.items():
             hinting = None if each.hint is None else each.hinting
-            controller.calibrated(name, each.length, each.fixed + each.each * each.length, hinting)
+            times = DraftTimes(each.fixed + each.each * each.length, each.length, hinting, each.shared)
+            controller.calibrated(name, times)
         return controller
 
     def curve(self, factor: Callable[[int], float] = lambda rows: 1.0) -> dict[int, float]:
@@ -110,8 +117,7 @@ class Machine:
             )
         for name, drafts in made.items():
             longest = max(choice.length for choice in choices if choice.proposer == name)
-            seconds = len(drafts) * (self.scripts[name].fixed + self.scripts[name].each * longest)
-            seconds += self._spike(name, "draft")
+            seconds = self.scripts[name].seconds(len(drafts), longest) + self._spike(name, "draft")
             controller.drafted(name, drafts, seconds)
             self.spent[name] = self.spent.get(name, 0.0) + seconds
             drafting += seconds
@@ -162,7 +168,7 @@ class Machine:
                 continue
             nodes = script.nodes or position + 1
             took = self.step_seconds(self.batch * (1 + nodes))
-            took += self.batch * (script.fixed + script.each * (position + 1))
+            took += script.seconds(self.batch, position + 1)
             tokens = self.batch * (1 + gain)
             found.append((tokens / took, tokens, took))
         return found

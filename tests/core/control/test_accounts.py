@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import DEEPEST, MOST_SAVED, Budget
-from specdec.core.control.controller import CATCH_UP_SHARE, FOLLOWS_FOR, Controller
+from specdec.core.control.calls import CATCH_UP_SHARE
+from specdec.core.control.controller import FOLLOWS_FOR, Controller
 from specdec.core.control.plan import make_plan
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import PLAIN, Candidate, Choice, Member, Outcome
+from specdec.core.control.types import PLAIN, Candidate, Choice, DraftTimes, Member, Outcome
 from tests.core.control.simulation import STEP, cpu
 
 CURVE = {rows: cpu(rows) for rows in (1, 2, 3, 5, 8, 16)}
@@ -101,19 +102,42 @@ def test_a_probe_is_paid_for_once() -> None:
 def test_a_proposer_may_take_its_time_for_what_it_sees_first() -> None:
     """A long prompt that a proposer reads when it is first asked tells nothing of what its drafts cost."""
     controller, tokens = Controller([COPY], StepCost(CURVE)), 5000
-    controller.calibrated("copy", 8, 0.0001)
+    controller.calibrated("copy", DraftTimes(0.0001, 8))
     late = 0.9 * CATCH_UP_SHARE * STEP * tokens
     before = controller.budget.accounts["copy"]
     controller.hinted("copy", [("s", tokens)], late)
     assert controller.budget.accounts["copy"] == pytest.approx(before)
     other = Controller([COPY], StepCost(CURVE))
-    other.calibrated("copy", 8, 0.0001)
+    other.calibrated("copy", DraftTimes(0.0001, 8))
     step(other, [Candidate("s", tokens, 8)], {"copy": 8}, draft=late)
     believed = other.beliefs.drafting["copy"].seconds(8)
     assert believed <= 0.0002
     assert not other.budget.is_off("copy")
     step(other, [Candidate("s", tokens + 9, 8)], {"copy": 8}, draft=late)
     assert other.beliefs.drafting["copy"].seconds(8) > 1.5 * believed, "the second time it counts"
+
+
+def test_prompts_of_one_step_do_not_overdraw_the_stake_together() -> None:
+    """What reading the first is expected to take is gone for the second, and there again where it was not spent."""
+    controller = Controller([HEAD], StepCost(CURVE))
+    controller.calibrated("head", DraftTimes(0.01 * STEP, 4, reading=(60, 0.3 * STEP)))
+    readers = [request for request in range(20) if controller.prompt_followers(request, 600)]
+    assert readers == [0, 1], "3 of the 5 plain steps each: the second may take the rest and what it lacks"
+    controller.verified([], 600, 20 * STEP, 0.0, is_pure=False)
+    assert controller.prompt_followers("next", 600) == ["head"]
+
+
+def test_what_was_read_beside_drafts_is_not_held_for_their_cost() -> None:
+    controller = Controller([HEAD], StepCost(CURVE))
+    controller.calibrated("head", DraftTimes(0.01 * STEP, 4))
+    (choice,) = controller.choose([Candidate("s", 50, 4, 4)], 1)
+    assert choice.proposer == "head"
+    stake, account = controller.budget.stakes["head"], controller.budget.accounts["head"]
+    controller.drafted("head", [("s", 4, 4)], 2.01 * STEP, {"other": 600})
+    assert controller.beliefs.drafting["head"].seconds(4) == pytest.approx(0.01 * STEP)
+    assert controller.budget.stakes["head"] == pytest.approx(stake - 2 * STEP)
+    assert controller.budget.accounts["head"] == pytest.approx(account)
+    assert "head" in controller.beliefs.known("other").met
 
 
 def test_following_prompts_is_free_and_following_answers_is_not() -> None:

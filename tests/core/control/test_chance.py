@@ -27,7 +27,7 @@ def test_everyone_has_every_length_and_follows_or_does_not() -> None:
     assert set(chosen) == {(PLAIN, 0), *(("copies", k) for k in range(6)), *(("model", k) for k in range(4))}
     assert min(chosen.values()) > 20
     assert set(followed) == {(), ("copies",), ("model",), ("copies", "model")}
-    assert {tuple(chance.prompt_followers("s")) for _ in range(50)} == {(), ("model",)}
+    assert {tuple(chance.prompt_followers("s", 9)) for _ in range(50)} == {(), ("model",)}
     assert chance.explain().chosen == chosen
 
 

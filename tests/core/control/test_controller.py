@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 
 from specdec.core.control.controller import Controller
 from specdec.core.control.step_cost import StepCost
-from specdec.core.control.types import PLAIN, Candidate, Member, Outcome
+from specdec.core.control.types import PLAIN, Candidate, DraftTimes, Member, Outcome
 from tests.core.control.simulation import SIZES, STEP, Machine, Script, cpu
 
 Scripts = Mapping[str, Script]
@@ -280,6 +280,21 @@ def test_in_a_batch_drafts_are_shorter_where_rows_are_dear() -> None:
     assert means[1] < 0.5 * means[0]
 
 
+@pytest.mark.parametrize("rate", [0.6, 0.9])
+def test_who_drafts_for_a_batch_in_one_pass_is_priced_by_it(rate: float) -> None:
+    """A draft model takes a tenth of a step for each token; for 16 sequences apart that is more than it brings."""
+    dear = {"model": Script(always(rate), each=0.1 * STEP, length=4, has_kv=True)}
+    machine = Machine(dear, batch=16, step_seconds=lambda rows: STEP * (1 + 0.01 * rows))
+    controller = machine.controller()
+    machine.run(controller, 200)
+    assert controller.explain().chosen[PLAIN, 0] >= 0.98 * 3200, "apart"
+    machine = Machine({"model": replace(dear["model"], shared=0.95)}, batch=16, step_seconds=machine.step_seconds)
+    controller = machine.controller()
+    machine.run(controller, 100)
+    assert machine.run(controller, 200, start=100) >= 0.95 * machine.oracle(range(100, 300))
+    assert controller.beliefs.drafting["model"].seconds(4) == pytest.approx(0.4 * STEP, rel=0.1)
+
+
 def test_probes_never_lose_more_than_their_share() -> None:
     machine = Machine({"bad": Script(always(0.0)), "slow": Script(always(0.5), fixed=3 * STEP)})
     controller = machine.controller()
@@ -361,7 +376,7 @@ class Requests:
     def run(self, count: int, answer: int = 24) -> Controller:
         cost = StepCost({size: cpu(size) for size in SIZES})
         controller = Controller([Member("head", 4, 4, has_kv=True)], cost)
-        controller.calibrated("head", 4, 4 * self.each * STEP)
+        controller.calibrated("head", DraftTimes(4 * self.each * STEP, 4))
         for request in range(count):
             self._read(controller, request)
             tokens = 1
@@ -375,7 +390,7 @@ class Requests:
         for _ in range(2):
             took = 20 * STEP
             self.plain += took
-            if "head" in controller.prompt_followers(request):
+            if "head" in controller.prompt_followers(request, PROMPT):
                 self.followed[request] += 1
                 controller.followed("head", [(request, PROMPT)], PROMPT // 2, 2 * STEP, in_prompt=True)
                 took += 2 * STEP

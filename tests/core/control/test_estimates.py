@@ -74,6 +74,19 @@ def test_a_line_of_draft_costs_is_found(base: float, slope: float) -> None:
         assert cost.seconds(length) == pytest.approx(base + slope * length, abs=0.05 * (base + slope))
 
 
+@given(st.floats(0, 1), st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_a_call_for_several_drafts_is_worth_its_shared_part_once(shared: float, lengths: list[int]) -> None:
+    """The definition: the part that is shared, for the longest draft; and the rest for each."""
+    cost, base, slope = DraftCost(), 3.0, 0.5
+    cost.shared = shared
+    for _ in range(3):
+        for length in (1, 4, 8):
+            cost.observe(length, base + slope * length)
+    count, length = cost.worth(lengths)
+    took = shared * (base + slope * max(lengths)) + (1 - shared) * sum(base + slope * each for each in lengths)
+    assert count * cost.seconds(length) == pytest.approx(took)
+
+
 def test_a_draft_cost_follows_a_change() -> None:
     cost = DraftCost()
     for _ in range(30):

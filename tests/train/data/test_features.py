@@ -17,14 +17,14 @@ from specdec.types import SamplingParams
 from tests.engine.test_draft_files import save
 from tests.engine.test_native import where_there_are_native_kernels
 from tests.toys import run
-from tests.train.data.toys import LAYERS, make, small_decoder, target_around
+from tests.train.data.toys import LAYERS, make, short_plan, small_decoder, target_around
 
 
 def test_samples_without_kept_states_are_recomputed(tmp_path: Path) -> None:
     model = small_decoder()
-    made = make(tmp_path / "all", target_around(model, states=True), bounds=Bounds(states_bytes=10**9))
+    made = make(tmp_path / "all", target_around(model, states=True), short_plan(), bounds=Bounds(states_bytes=10**9))
     half = Bounds(states_bytes=made.totals.states_bytes // 2)
-    make(tmp_path / "half", target_around(model, states=True), bounds=half)
+    make(tmp_path / "half", target_around(model, states=True), short_plan(), bounds=half)
     whole, dataset = open_dataset(tmp_path / "all"), open_dataset(tmp_path / "half")
     source = CachedOrRecomputed(dataset, Recomputed(model, LAYERS))  # type: ignore[arg-type]
     kept = 0
@@ -38,7 +38,7 @@ def test_samples_without_kept_states_are_recomputed(tmp_path: Path) -> None:
 
 def test_other_layers_than_the_kept_ones_are_refused(tmp_path: Path) -> None:
     model = small_decoder()
-    make(tmp_path, target_around(model, states=True), bounds=Bounds(states_bytes=10**9))
+    make(tmp_path, target_around(model, states=True), short_plan(), bounds=Bounds(states_bytes=10**9))
     with pytest.raises(ValueError, match="keeps the states of layers 1,3, and those of 0,2 are wanted"):
         CachedOrRecomputed(open_dataset(tmp_path), Recomputed(model, (0, 2)))  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from specdec.train.data.collector import Collector
 from specdec.train.data.dataset import open_dataset
-from specdec.train.data.make import Bounds, Watch
+from specdec.train.data.make import Bounds, Watch, alone_in
 from specdec.train.data.prompts import Message, Prompt, Source
 from tests.toys import EOS
 from tests.train.data.toys import (
@@ -20,9 +21,9 @@ from tests.train.data.toys import (
     chat_tokenizer,
     files,
     make,
-    maker,
     plan,
     scripted,
+    short_plan,
     small_decoder,
     target_around,
 )
@@ -40,12 +41,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def with_states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("states")
-    make(folder, target_around(small_decoder(), states=True), bounds=STATES)
+    make(folder, target_around(small_decoder(), states=True), short_plan(), bounds=STATES)
     return files(folder)
 
 
-@settings(max_examples=6)
-@given(st.lists(st.integers(0, 40), max_size=5))
+@settings(max_examples=4)
+@given(st.lists(st.integers(0, 40), max_size=3))
 def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_samples(
     whole: dict[str, object], tmp_path_factory: pytest.TempPathFactory, stops: list[int]
 ) -> None:
@@ -56,11 +57,13 @@ def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_samples(
     assert files(folder) == whole
 
 
-@pytest.mark.parametrize("stops", [[5, 9, 30], [14, 14, 14, 14]])
+@pytest.mark.parametrize("stops", [[5, 9, 14], [11, 11]])
 def test_states_too(stops: list[int], with_states: dict[str, object], tmp_path: Path) -> None:
     for steps in stops:
-        make(tmp_path, target_around(small_decoder(), states=True), bounds=STATES, watch=after_steps(steps))
-    make(tmp_path, target_around(small_decoder(), states=True), bounds=STATES)
+        make(
+            tmp_path, target_around(small_decoder(), states=True), short_plan(), bounds=STATES, watch=after_steps(steps)
+        )
+    make(tmp_path, target_around(small_decoder(), states=True), short_plan(), bounds=STATES)
     assert files(tmp_path) == with_states
     assert any(name.startswith("states-") for name in with_states)
 
@@ -149,6 +152,13 @@ def test_data_that_was_made_otherwise_is_refused_and_left_alone(tmp_path: Path) 
     assert before == (files(tmp_path), (tmp_path / "data.json").read_bytes())
 
 
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(ValueError, match="another run is making data in"):
+        make(tmp_path, target_around(scripted()))
+    assert not list(tmp_path.iterdir())
+    assert make(tmp_path, target_around(scripted())).ended == "complete"
+
+
 def test_shards_without_their_record_are_refused(tmp_path: Path) -> None:
     make(tmp_path, target_around(scripted()))
     (tmp_path / "data.json").unlink()
@@ -166,10 +176,10 @@ def test_a_missing_shard_is_noticed(tmp_path: Path) -> None:
 def test_states_stop_where_their_budget_is_full(tmp_path: Path) -> None:
     """Whole shards only, and the tokens are all there."""
     first = tmp_path / "all"
-    made = make(first, target_around(small_decoder(), states=True), bounds=STATES)
+    made = make(first, target_around(small_decoder(), states=True), short_plan(), bounds=STATES)
     budget = made.totals.states_bytes // 2
     second = tmp_path / "half"
-    half = make(second, target_around(small_decoder(), states=True), bounds=Bounds(states_bytes=budget))
+    half = make(second, target_around(small_decoder(), states=True), short_plan(), bounds=Bounds(states_bytes=budget))
     assert 0 < half.totals.states_bytes <= budget
     kept = {name: content for name, content in files(second).items() if name.startswith("states")}
     assert sum(len(content) for content in kept.values() if isinstance(content, bytes)) == half.totals.states_bytes
@@ -183,13 +193,25 @@ def test_states_stop_where_their_budget_is_full(tmp_path: Path) -> None:
     assert not all(kept_samples)
 
 
-def test_empty_and_repeated_answers_and_loops_are_dropped_and_counted(tmp_path: Path) -> None:
-    made = make(tmp_path, target_around(small_decoder()), limits=maker(tmp_path, target_around(scripted())).limits)
-    dropped = made.totals.dropped
-    assert made.num_jobs_done == len(plan().jobs)
-    assert made.totals.samples + sum(dropped.values()) >= len(plan().jobs)
-    record = json.loads((tmp_path / "data.json").read_text("utf-8"))
-    assert record["counts"]["dropped"] == dict(sorted(dropped.items()))
+@pytest.mark.parametrize("steps", [12, 30, 1000])
+def test_the_record_counts_what_is_there(tmp_path: Path, steps: int) -> None:
+    made = make(tmp_path, target_around(scripted()), watch=after_steps(steps))
+    counts = json.loads((tmp_path / "data.json").read_text("utf-8"))["counts"]
+    dataset = open_dataset(tmp_path)
+    assert counts["samples"] == len(dataset)
+    assert counts["tokens"] == sum(len(dataset[i].token_ids) for i in range(len(dataset)))
+    assert counts["by_source"] == dict(sorted(Counter(dataset[i].source for i in range(len(dataset))).items()))
+    assert counts["dropped"] == dict(sorted(made.totals.dropped.items()))
+    assert counts["prompts_left_out"] == plan().left_out
+
+
+def test_a_model_without_a_template_cannot_write_prompts(tmp_path: Path) -> None:
+    target = target_around(scripted())
+    assert target.engine.tokenizer is not None
+    target.engine.tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="it cannot write prompts itself; give prompt files"):
+        make(tmp_path / "out", target)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_prompt_that_leaves_no_room_is_dropped(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,9 @@ def small_decoder() -> Model:
     return tiny_target(vocab_size=BYTE_VOCABULARY)
 
 
+@cache
 def scripted() -> Model:
+    """One for all tests: what it said once it knows by heart."""
     return ScriptedModel(letters, BYTE_VOCABULARY)
 
 
@@ -94,6 +97,11 @@ def sources(count: int = 20, written: int = 6) -> list[Source]:
 
 def plan(given: Sequence[Source] | None = None, *, samples: int = 1, seed: int = 0) -> Plan:
     return make_plan(sources() if given is None else given, Exclusion(()), Mix(), samples, seed)
+
+
+def short_plan() -> Plan:
+    """For a model that takes its time."""
+    return plan(sources(7, 2))
 
 
 def maker(directory: Path, target: Target, own: Plan | None = None, **changes: object) -> Maker:

@@ -256,3 +256,21 @@ def test_an_empty_directory_is_filled_and_folders_above_are_made(
     monkeypatch.chdir(tmp_path)
     write_eagle3(Path("relative"), small_head(), FACTS)
     assert_read(tmp_path / "relative", FACTS, small_head())
+
+
+def test_medusa_heads_of_fewer_tokens(tmp_path: Path) -> None:
+    """Ours: the tokens are listed as in an EAGLE-3 head."""
+    tensors = medusa_tensors(vocab_size=9)
+    ids = torch.tensor([0, 3, 4, 7, 8, 11, 20, 33, 40])
+    tensors["d2t"] = ids - torch.arange(9)
+    facts = MedusaFacts(hidden_size=24, vocab_size=41, draft_vocab_size=9, num_heads=3)
+    write_medusa(tmp_path / "head", tensors, facts)
+    head = load(tmp_path / "head", target())
+    assert head.draft_token_ids is not None
+    assert torch.equal(head.draft_token_ids, ids)
+    assert head(torch.ones(2, 24).double()).shape == (3, 2, 9)
+    marks = torch.isin(torch.arange(41), ids)
+    assert_read(tmp_path / "head", facts, tensors | {"t2d": marks})
+    tensors["d2t"] = ids - torch.arange(9) + 1
+    with pytest.raises(ValueError, match=r"d2t leads to token 41, and the model's tokens are 0 to 40"):
+        write_medusa(tmp_path / "other", tensors, facts)
