@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli import fake
 from tests.engine.test_draft_files import save
@@ -43,7 +44,7 @@ def test_a_head_is_trained_and_drafts(model: Path, data: Path, tmp_path: Path) -
     assert code == 0, err
     assert "the time is over; the same command goes on" in out
     assert "the draft's 20 tokens are" in err
-    code, out, err = eagle3(*asked, "--json", "--quiet")
+    code, out, err = eagle3(*asked, "--json", "--quiet", f"--threads={torch.get_num_threads()}")
     assert (code, err) == (0, "")
     told = json.loads(out)
     assert told["ended"] == "finished"
