@@ -127,6 +127,13 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
         metavar="MINUTES",
         help="Write a checkpoint and stop then; the same command goes on.",
     )
+    threads = click.Option(
+        ["--threads"],
+        type=click.IntRange(min=1),
+        metavar="N",
+        show_default="torch's own, one a core",
+        help="Threads of the products. Where a core is busy with something else, fewer are faster.",
+    )
     return {
         "Data": (
             model,
@@ -138,6 +145,7 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
             _path("--config", help="A YAML file with the recipe."),
             *(_recipe_option(name, meaning) for name, meaning in recipe_options(trainee).items()),
             stop,
+            threads,
         ),
         "Output": (
             flag("--json", "One JSON object on one line at the end."),
@@ -187,6 +195,10 @@ def run_training(name: str, options: Mapping[str, Any], given: set[str], command
     with bad_input(), telling(options["quiet"]) as tell, interruptible() as stopped:
         config = recipe(name, options["config"], options)
         import_engine()
+        import torch
+
+        if options["threads"] is not None:
+            torch.set_num_threads(options["threads"])
         from specdec.train.loop import Loop, Sitting
         from specdec.train.setting import eagle3, open_setting
         from specdec.train.setting_small import draft, medusa

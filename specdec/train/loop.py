@@ -151,6 +151,8 @@ class Loop(Generic[Prepared, HeldOut]):
     def _facts(self) -> dict[str, Any]:
         recipe = asdict(self.config)
         del recipe["run"]["checkpoint_minutes"]
+        # What other things that train are set to is nothing to this run.
+        recipe = {name: recipe[name] for name in ("run", "optimiser", "loss", self.trainee.name)}
         return {"trainee": self.trainee.name, "recipe": recipe, "data": self.data.survey.digest}
 
     def _resume(self) -> None:

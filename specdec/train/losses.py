@@ -83,18 +83,16 @@ class _LawLoss(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         wants_hidden, wants_matrix = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         sums = torch.zeros(3, dtype=torch.float32, device=hidden.device)
-        slopes = hidden.new_empty((len(hidden) if wants_matrix else 0, len(matrix)))
+        slopes = hidden.new_empty((len(hidden) if wants_matrix else CHUNK_ROWS, len(matrix)))
         towards = torch.empty_like(hidden)
         for start in range(0, len(hidden), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            logits = hidden[part] @ matrix.T
             chunk = rows[part]
-            slope, values = _compare(logits, probs.index_select(0, chunk), entropies[chunk], share)
-            sums += values
+            slope = slopes[part] if wants_matrix else slopes[: len(chunk)]
+            logits = hidden[part] @ matrix.T
+            sums += _compare(logits, probs.index_select(0, chunk), entropies[chunk], share, slope)
             if wants_hidden:
                 towards[part] = slope @ matrix
-            if wants_matrix:
-                slopes[part] = slope
         ctx.save_for_backward(towards if wants_hidden else None, slopes.T @ hidden if wants_matrix else None)
         total, divergence, acceptance = sums.unbind()
         ctx.mark_non_differentiable(divergence, acceptance)
@@ -115,24 +113,24 @@ class _LawLoss(torch.autograd.Function):
 
 
 def _compare(
-    logits: torch.Tensor, target: torch.Tensor, entropies: torch.Tensor, share: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss's slope by logits [n, Vd]; and the sums of loss, divergence and acceptance, float32 [3]."""
-    draft = torch.softmax(logits, dim=-1)
-    divergences = _log_sum_exp(logits, draft) - _dot(target, logits) - entropies
-    divergence = divergences.sum()
+    logits: torch.Tensor, target: torch.Tensor, entropies: torch.Tensor, share: float, slope: torch.Tensor
+) -> torch.Tensor:
+    """Fill `slope` [n, Vd], the loss by logits; the sums of loss, divergence and acceptance, float32 [3]."""
+    draft = torch.softmax(logits, dim=-1, out=slope if share == 0.0 else None)
+    divergence = (_log_sum_exp(logits, draft) - _dot(target, logits) - entropies).sum()
     if share == 0.0:
-        return draft.sub_(target), torch.stack((divergence, divergence, torch.zeros_like(divergence)))
+        slope.sub_(target)
+        return torch.stack((divergence, divergence, torch.zeros_like(divergence)))
     accepted = torch.minimum(draft, target).sum(-1, dtype=torch.float32).clamp_min(1e-6)
     # What is below the target's would be accepted whole: only there does more probability help.
     below = torch.sub(target, draft).sign_().clamp_min_(0).mul_(draft)
     mass = below.sum(-1, dtype=torch.float32)
-    slope = draft * (mass / accepted).to(draft.dtype)[:, None]
-    slope -= below.mul_((1.0 / accepted).to(draft.dtype)[:, None])
+    torch.mul(draft, (mass / accepted).to(draft.dtype)[:, None], out=slope)
+    slope.sub_(below.mul_((1.0 / accepted).to(draft.dtype)[:, None]))
     if share < 1.0:
         slope.mul_(share).add_(draft.sub_(target), alpha=1.0 - share)
     total = (1.0 - share) * divergence - share * accepted.log().sum()
-    return slope, torch.stack((total, divergence, accepted.sum()))
+    return torch.stack((total, divergence, accepted.sum()))
 
 
 def _log_sum_exp(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:

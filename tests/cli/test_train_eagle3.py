@@ -1,0 +1,101 @@
+"""`specdec train eagle3`: from data to a head that drafts, what it refuses, and that the same command goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli import fake
+from tests.engine.test_draft_files import save
+from tests.train.data.toys import TEMPLATE
+
+TINY = ("--dtype=float32", "--kernels=reference", "--max-model-len=100", "--max-num-seqs=4", "--kv-cache-tokens=1024")
+SHORT = ("--epochs=2", "--draft-vocab-size=20", "--step-tokens=200", "--unrolls=2", "--dtype=float32")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save(tmp_path_factory.mktemp("model"), layers=2)
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<eos>", "\n"), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"What is {i} and {i}?"}) for i in range(12)), "utf-8")
+    made = ["--model", str(model), "--prompts", str(prompts), "-o", str(folder / "data"), "--max-tokens=12"]
+    code, _, err = fake.run(["train", "data", *TINY, *made, "--temperatures=1", "--cache-states=1MB"], None)
+    assert code == 0, err
+    return folder / "data"
+
+
+def eagle3(*args: object) -> tuple[int, str, str]:
+    return fake.run(["train", "eagle3", *map(str, args)], None)
+
+
+def test_a_head_is_trained_and_drafts(model: Path, data: Path, tmp_path: Path) -> None:
+    asked = ["--model", model, "--data", data, "-o", tmp_path / "run", *SHORT]
+    code, out, err = eagle3(*asked, "--stop-after=0.0001")
+    assert code == 0, err
+    assert "the time is over; the same command goes on" in out
+    assert "the draft's 20 tokens are" in err
+    code, out, err = eagle3(*asked, "--json", "--quiet", f"--threads={torch.get_num_threads()}")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["ended"] == "finished"
+    assert told["step"] == told["num_steps"] > 2
+    provenance = json.loads((tmp_path / "run" / "last.json").read_text())
+    assert f"--data {data}" in provenance["command"]
+    assert len(provenance["target"]["sha256"]) == 64
+    assert provenance["recipe"]["eagle3"]["unrolls"] == 2
+    head = tmp_path / "run" / "head"
+    drafting = [
+        "--proposer=eagle3",
+        f"--draft-model={head}",
+        "--dtype=float32",
+        "--kernels=reference",
+        "--max-tokens=8",
+    ]
+    code, out, err = fake.run(
+        ["generate", f"--model={model}", "--raw", "--kv-cache-tokens=512", *drafting, "abc"], None
+    )
+    assert code == 0, err
+    code, out, err = eagle3(
+        *["--model", model, "--data", data, "-o", tmp_path / "more", *SHORT, "--quiet"],
+        *["--start-from", tmp_path / "run" / "best.pt"],
+    )
+    assert code == 0, err
+    assert "trained to the end" in out
+
+
+def test_what_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("optimiser: {learning_rat: 1e-3}")
+    asked = ["--model", model, "--data", data, "-o", tmp_path / "out"]
+    cases = {
+        ("--config", recipe): "recipe.yaml: unknown key of optimiser 'learning_rat'; did you mean 'learning_rate'?",
+        ("--unrolls=9",): "--unrolls: eagle3.unrolls is 9, and must be between 1 and 7",
+        ("--dtype=int8",): "--dtype: run.dtype is 'int8', and must be one of auto, bfloat16, float32",
+        ("--device=moon",): "the device 'moon' cannot be used",
+        ("--start-from", data / "data.json"): "data.json is no checkpoint of a training run",
+    }
+    for extra, message in cases.items():
+        code, out, err = eagle3(*asked, *extra, "--quiet")
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+    code, _, err = eagle3("--model", model, "--data", tmp_path, "-o", tmp_path / "out")
+    assert code == 2
+    assert "holds no training data" in err
+
+
+def test_data_of_another_model_is_refused(data: Path, tmp_path: Path) -> None:
+    other = save(tmp_path, layers=3)
+    code, _, err = eagle3("--model", other, "--data", data, "-o", tmp_path / "out", "--quiet")
+    assert code == 2
+    assert "whose weights are not those of" in err
