@@ -30,7 +30,7 @@ LEVELS = {
 }
 """Unit (a folder or module right under the package; `specdec` is its own `__init__`) -> level."""
 
-SIDEWAYS = {("config", "types"), ("cli", "eval"), ("cli", "train"), ("train", "eval")}
+SIDEWAYS = {("config", "types"), ("cli", "eval"), ("cli", "train")}
 """(importer, imported) on the same level."""
 
 STANDALONE = {"kernels", "charts"}
