@@ -85,7 +85,7 @@ class SamplingParams:
         _check_int("n", self.n, 1, 1024)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _check_number("repetition_penalty", self.repetition_penalty, 1e-6, 100)
         _check_number("temperature", self.temperature, 0, math.inf)
         _check_number("top_p", self.top_p, 0, 1, open_low=True)
         _check_int("top_k", self.top_k, -1)
