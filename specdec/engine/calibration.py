@@ -35,6 +35,8 @@ PERIOD = 7
 """The made-up text repeats itself, so that proposers that copy find something."""
 ATTEMPTS = 3
 """Drafts that are timed, after one that is not."""
+ATTEMPTS_SECONDS = 0.075
+"""After which no further one begins."""
 TOGETHER = 4
 """Sequences that are drafted for at once, to see what they share."""
 
@@ -55,31 +57,38 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
 
 
 def draft_times(runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]) -> DraftTimes | None:
-    """What a member's longest drafts take, and a hint where it gives any; None if it fails with a made-up text."""
-    length = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
-    wants = runner.proposers[member.name].wants
-    with _made_up(runner, scheduler, 1 + max(length, member.nodes), member, TOGETHER) as sequences:
-        asking = _Asking(runner, member, length, clock)
+    """What a member's shortest and longest drafts take, and a hint where it gives any; None if it drafts nothing for a
+    made-up text although it has a model. What would take too long is left out."""
+    longest = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
+    has_kv, count = member.has_kv, min(TOGETHER, scheduler.max_num_seqs)
+    with _made_up(runner, scheduler, 1 + max(longest, member.nodes), member, count) as sequences:
+        asking = _Asking(runner, member, clock, clock())
+        seen = max(0, sequences[0].num_computed_tokens - 1)
         try:
-            whole = None if not member.has_kv or wants.states else asking.draft(sequences[:1])
-            seen = sequences[0].num_computed_tokens - 1
+            reads = has_kv and seen > 0 and not asking.wants_states
+            whole = asking.draft(sequences[:1], longest) if reads else None
             for sequence in sequences:
-                sequence.num_draft_computed_tokens = seen if member.has_kv else 0
-            alone, together = asking.draft(sequences[:1]), asking.draft(sequences)
+                sequence.num_draft_computed_tokens = seen if has_kv else 0
+            alone = asking.draft(sequences[:1], longest)
+            if alone is None:
+                return None
+            short = asking.draft(sequences[:1], 1) if has_kv and longest > 1 and asking.has_time else None
+            together = asking.draft(sequences, longest) if len(sequences) > 1 and asking.has_time else None
             hint = asking.hint(sequences[0])
         finally:
             for sequence in sequences:
                 runner.forget(sequence)
-    if alone is None or together is None:
-        return None
-    (took, depth), (all_took, _) = alone, together
-    reading = None if whole is None else (seen, max(0.0, whole[0] - took))
-    return DraftTimes(took, depth, hint, _shared(took, all_took, len(sequences)), reading)
+    return DraftTimes(
+        ((longest, alone),) if short is None else ((1, short), (longest, alone)),
+        hint,
+        0.0 if together is None else _shared(alone, together, len(sequences)),
+        None if whole is None else (seen, max(0.0, whole - alone)),
+    )
 
 
 def _shared(alone: float, together: float, count: int) -> float:
     """The part of one draft's time that so many in one call take but once."""
-    if count == 1 or alone <= 0:
+    if alone <= 0:
         return 0.0
     return min(1.0, max(0.0, (count - together / alone) / (count - 1)))
 
@@ -90,34 +99,47 @@ class _Asking:
 
     runner: Runner
     member: Member
-    length: int
     clock: Callable[[], float]
+    start: float
 
-    def draft(self, sequences: Many[Sequence]) -> tuple[float, int] | None:
-        """Seconds of drafts for these sequences, and how long they are; None if one fails."""
+    @property
+    def has_time(self) -> bool:
+        return self.clock() - self.start <= SECONDS
+
+    @property
+    def wants_states(self) -> bool:
+        return self.runner.proposers[self.member.name].wants.states
+
+    def _attempts(self) -> Iterator[int]:
+        """One at least."""
+        start = self.clock()
+        for attempt in range(1 + ATTEMPTS):
+            if attempt and self.clock() - start > ATTEMPTS_SECONDS:
+                return
+            yield attempt
+
+    def draft(self, sequences: Many[Sequence], length: int) -> float | None:
+        """Seconds of drafts for these sequences; None if one fails, or is empty although there is a model."""
         times: list[float] = []
-        depth = 0
-        choices = [Choice(self.member.name, self.length)] * len(sequences)
-        for _ in range(1 + ATTEMPTS):
-            if self.runner.proposers[self.member.name].wants.states:
+        choices = [Choice(self.member.name, length)] * len(sequences)
+        for _ in self._attempts():
+            if self.wants_states:
                 _compute_last(self.runner, sequences, self.clock)
             record = StepRecord(clock=self.clock)
             answers = self.runner.propose(sequences, choices, record)
-            drafts = [answer.draft for answer in answers if answer.draft is not None]
-            if len(drafts) < len(answers):
+            if any(answer.draft is None or (self.member.has_kv and not answer.draft) for answer in answers):
                 return None
-            depth = max(draft.depth for draft in drafts)
             times.append(record.drafts[self.member.name])
-        return min(times[1:]), depth
+        return min(times[1:] or times)
 
     def hint(self, sequence: Sequence) -> float | None:
         """Seconds of a hint, None if there is none."""
         times: list[float] = []
-        for _ in range(1 + ATTEMPTS):
+        for _ in self._attempts():
             record = StepRecord(clock=self.clock)
             self.runner.hints(self.member.name, [sequence], record)
             times += record.hints.values()
-        return min(times[1:], default=None)
+        return min(times[1:] or times, default=None)
 
 
 def _compute_last(runner: Runner, sequences: Many[Sequence], clock: Callable[[], float]) -> None:

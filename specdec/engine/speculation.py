@@ -130,10 +130,10 @@ class Speculation:
             mine = len(drafts) + len(followed)
             seconds *= mine / max(1, mine + sum(choice.proposer == name for _, choice in others))
             if drafts:
-                read: dict[Hashable, int] = {sequence: lag for sequence in followed if (lag := _lag(sequence))}
+                read: dict[Hashable, int] = {each: _num_followed(each) for each in followed if _lag(each)}
                 self.controller.drafted(name, drafts, seconds, read)
             elif followed:
-                missed = sum(sequence.num_tokens - sequence.num_draft_computed_tokens for sequence in followed)
+                missed = sum(map(_num_followed, followed))
                 in_prompt = any(sequence.num_uncomputed_tokens > 1 or _lag(sequence) for sequence in followed)
                 known = [(sequence, sequence.num_tokens) for sequence in followed]
                 self.controller.followed(name, known, missed, seconds, in_prompt)
@@ -159,6 +159,11 @@ class Speculation:
 
 def _is_decode(row: ScheduledRow) -> bool:
     return row.reaches_end and row.num_scheduled_tokens == 1 + row.num_draft_tokens
+
+
+def _num_followed(sequence: Sequence) -> int:
+    """Tokens that its follower has to compute: of a prompt's chunk no more than that."""
+    return sequence.num_computed_tokens - sequence.num_draft_computed_tokens
 
 
 def _lag(sequence: Sequence) -> int:

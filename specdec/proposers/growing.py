@@ -284,13 +284,14 @@ class Grower:
         rows = [_sampling_row(growth, node) for growth, node in nodes]
         if self.vocabulary is not None:
             if all(map(asks_nothing, rows)):
-                self._add(nodes, self._likeliest(logits, ranks, self.vocabulary.token_ids))
+                children = self._likeliest(logits, ranks, self.vocabulary.token_ids)
+                self._add(nodes, children, _first_scores(children))
                 return
             logits = self.vocabulary.over_target(logits)
         processed = process_logits(logits, rows, self.kernels)
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
         children = self._likeliest(processed, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
-        best = [own[0].score if own else 0.0 for own in children]
+        best = _first_scores(children)
         if drawn:
             counts = [len(ranks[i]) for i in drawn]
             logs = processed[drawn].log_softmax(dim=-1) if self._needs_scores else None
@@ -301,12 +302,9 @@ class Grower:
                 best[i] = most
         self._add(nodes, children, best)
 
-    def _add(
-        self, nodes: Many[tuple[Growth, int]], children: Many[Many[Child]], best: Many[float] | None = None
-    ) -> None:
-        """`best`: by node the log probability of its likeliest child; where it is not given, that is the first one."""
-        for i, ((growth, node), own) in enumerate(zip(nodes, children, strict=True)):
-            likeliest = best[i] if best is not None else own[0].score if own else 0.0
+    def _add(self, nodes: Many[tuple[Growth, int]], children: Many[Many[Child]], best: Many[float]) -> None:
+        """`best`: by node the log probability of its likeliest child."""
+        for (growth, node), own, likeliest in zip(nodes, children, best, strict=True):
             if growth.score_of(node) + likeliest < self._least:
                 continue
             for place, child in enumerate(own):
@@ -368,6 +366,11 @@ class Grower:
             self.name,
             has_kv=self.keeps_kv and self.shape.in_place,
         )
+
+
+def _first_scores(children: Many[Many[Child]]) -> list[float]:
+    """Of children by rank those of the likeliest, by node."""
+    return [own[0].score if own else 0.0 for own in children]
 
 
 def _sampling_row(growth: Growth, node: int) -> SamplingRow:

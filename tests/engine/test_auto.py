@@ -417,6 +417,35 @@ def test_calibration_tells_what_drafting_takes_from_reading_and_what_is_shared()
     assert reading.seconds(63) == pytest.approx(STEP * 0.02 * 63, rel=0.05)
 
 
+@pytest.mark.parametrize("seconds", [0.01, 0.5])
+def test_slow_proposers_do_not_hold_up_the_start(seconds: float) -> None:
+    clock = Clock()
+    target = TimedModel(clock, random_script(VOCABULARY), VOCABULARY, max_model_len=200, step=0.001)
+    auto_engine(target, {"slow": Timed(RandomProposer(VOCABULARY), clock, seconds)}, clock=clock)
+    assert clock.now <= 2 * SECONDS + 2 * seconds
+
+
+def test_a_chunk_of_a_prompt_is_read_as_what_it_is() -> None:
+    """A follower that reads a prompt chunk by chunk, beside drafts for others, is believed to read what it reads."""
+    clock = Clock()
+    target, draft = (
+        TimedModel(clock, random_script(VOCABULARY, order=30), VOCABULARY, max_model_len=1200, step=step, row=0.01)
+        for step in (STEP, 0.1 * STEP)
+    )
+    engine = with_draft_model(target, draft, clock=clock, max_num_batched_tokens=64)
+    controller = engine.speculation.controller
+    assert isinstance(controller, Controller)
+    reading = controller.beliefs.following["draft"]
+    before = reading.seconds(900)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    engine.add_request("short", [1, 2, 3], params)
+    for _ in range(4):
+        engine.step()
+    engine.add_request("long", [i % VOCABULARY for i in range(900)], params)
+    run(engine, check=False)
+    assert 0.4 * before <= reading.seconds(900) <= 2.5 * before
+
+
 def test_at_most_one_of_its_proposers_has_kv_of_its_own() -> None:
     target, draft = scripted(), scripted()
     loaded = {name: DraftModel(draft, draft.vocab_size, draft.max_model_len) for name in ("draft",)}

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from specdec.core.control.acceptance import HINT_FADE, OWN_FADE, PRIOR, PROPOSER_FADE, Tally, conditional
-from specdec.core.control.draft_cost import DraftCost
+from specdec.core.control.draft_cost import CallCost, DraftCost
 from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Member, Option
 
 NEGLIGIBLE = 0.02
@@ -60,6 +60,11 @@ class Ladder:
         return round(self.nodes) if self.member.is_tree else self.num_steps
 
     @property
+    def entry(self) -> float:
+        """Seconds of the first token of the first sequence that all of a call's sequences share."""
+        return self.shared * (self.first + self.each)
+
+    @property
     def base(self) -> float:
         """This sequence's part of the seconds to draft, whatever the length."""
         return self.late + self.first * self._part
@@ -102,12 +107,16 @@ class Beliefs:
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members = {member.name: member for member in members}
-        self.drafting = {name: DraftCost() for name in self.members}
+        self.drafting = {name: CallCost() for name in self.members}
         self.following = {name: DraftCost() for name in self.members}
         """By tokens followed."""
         self.telling = {name: DraftCost() for name in self.members}
         """What a hint takes."""
-        self._costs = (*self.drafting.values(), *self.following.values(), *self.telling.values())
+        self._costs: tuple[CallCost | DraftCost, ...] = (
+            *self.drafting.values(),
+            *self.following.values(),
+            *self.telling.values(),
+        )
         self._proposers = {name: Tally(PROPOSER_FADE) for name in self.members}
         self._hints: dict[tuple[str, int, bool], Tally] = {}
         self._sequences: dict[Hashable, Known] = {}
@@ -153,6 +162,7 @@ class Beliefs:
         if hint == NOTHING or limit <= 0:
             return None
         cost = self.drafting[member.name]
+        line = cost.line(num_together)
         late = self.catch_up_seconds(candidate, member) if member.has_kv else 0.0
         reach = self._reach(candidate, member, hint)
         return Ladder(
@@ -162,8 +172,8 @@ class Beliefs:
             gains=reach.gains,
             shares=reach.shares,
             nodes=reach.nodes,
-            first=cost.base,
-            each=cost.slope,
+            first=line.base,
+            each=line.slope,
             shared=cost.shared,
             late=late,
             num_together=num_together,

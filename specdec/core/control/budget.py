@@ -83,15 +83,20 @@ class Budget:
         most = max(most, STAKE)
         self.stakes[member] = min(most * plain, max(lowest * plain, self.stakes[member] + seconds))
 
-    def may_read(self, member: str, seconds: float = 0.0) -> bool:
-        """Whether a member may read another text, at the stake's cost. If so, what that is expected to take is set
-        aside until the step is over."""
-        is_open = self.stakes[member] >= self._set_aside[member] and not self.is_off(member)
-        self._set_aside[member] += seconds if is_open else 0.0
-        return is_open
+    def pays_reading(self, member: str) -> bool:
+        """Whether reading is at the stake's cost, and not yet at the account's."""
+        return self.stakes[member] >= 0 and not self.is_off(member)
 
-    def read(self) -> None:
-        """A step is over, and with it what was read in it."""
+    def may_read(self, member: str) -> bool:
+        """Whether a member may read another text in this step."""
+        return self.stakes[member] >= self._set_aside[member] and not self.is_off(member)
+
+    def set_aside(self, member: str, seconds: float) -> None:
+        """A member is to read a text in this step, which is expected to take so long."""
+        self._set_aside[member] += seconds
+
+    def end_step(self) -> None:
+        """What was set aside was spent, or is free again."""
         self._set_aside = dict.fromkeys(self._set_aside, 0.0)
 
     def has_read(self, member: str, seconds: float) -> None:

@@ -34,7 +34,7 @@ class Reading:
 
     num_tokens: int = 0
     """That were new to it."""
-    others: tuple[Hashable, ...] = ()
+    followed: tuple[Hashable, ...] = ()
     """Sequences among them for which it drafted nothing."""
 
 
@@ -75,17 +75,18 @@ class Calls:
         """What a member's drafts took of a call in which it was asked for drafts of these lengths. Nothing is charged
         before they are verified."""
         cost = self._beliefs.drafting[member]
+        line = cost.line(len(lengths))
         count, length = cost.worth(lengths)
-        expected = count * cost.seconds(length)
+        expected = count * line.seconds(length)
         usual = min(seconds, expected)
         if not reading.num_tokens:
             own = max(self._without_reading(member, sequences, seconds), usual)
             own = self._believed(member, expected, own)
-            cost.observe(length, own / count)
+            line.observe(length, own / count)
             return own
-        self._met(member, [*reading.others, *(key for key, _ in sequences)])
+        self._met(member, [*reading.followed, *(key for key, _ in sequences)])
         self._beliefs.following[member].observe(reading.num_tokens, seconds - usual)
-        if not self._budget.may_read(member):
+        if not self._budget.pays_reading(member):
             return seconds
         self._budget.has_read(member, seconds - usual)
         return usual
@@ -102,7 +103,7 @@ class Calls:
             if member not in met:
                 met.add(member)
                 allowance += CATCH_UP_SHARE * plain * num_tokens
-        look = min(seconds, allowance) if self._budget.may_read(member) else 0.0
+        look = min(seconds, allowance) if self._budget.pays_reading(member) else 0.0
         self._budget.has_read(member, look)
         return seconds - look
 

@@ -65,7 +65,8 @@ class Controller:
         """What a member took before there was any request."""
         cost = self.beliefs.drafting[member]
         cost.shared = times.shared
-        cost.observe(times.length, times.draft)
+        for length, seconds in times.drafts:
+            cost.line(1).observe(length, seconds)
         if times.hint is not None:
             self.beliefs.hinting.add(member)
             self.beliefs.telling[member].observe(1, times.hint)
@@ -156,7 +157,10 @@ class Controller:
 
     def _may_read(self, member: str, num_tokens: int) -> bool:
         """Whether a member may read another text in this step; what it is expected to take is set aside for it."""
-        return self.budget.may_read(member, self.beliefs.following[member].seconds(num_tokens))
+        if not self.budget.may_read(member):
+            return False
+        self.budget.set_aside(member, self.beliefs.following[member].seconds(num_tokens))
+        return True
 
     def _promises(self, member: Member, candidate: Candidate) -> bool:
         """Whether a member by itself would be faster than plain decoding."""
@@ -239,7 +243,7 @@ class Controller:
         step, what these rows alone would have taken counts as time spent decoding.
         """
         judged = list(outcomes)
-        self.budget.read()
+        self.budget.end_step()
         if is_pure:
             self.cost.observe(rows, seconds)
         else:

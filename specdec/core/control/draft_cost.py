@@ -1,15 +1,19 @@
 """What a draft takes, as a line over its length: a moving fit that outliers hardly move.
 
-A lookup costs the same for any length, a draft model so much for each token; both are lines. For several sequences at
-once a lookup takes so much for each, but of what a model takes a part is shared: it reads its weights once for all, as
-often as the longest draft has tokens. So a call is worth so many drafts of one length. Outliers have no length,
+A lookup costs the same for any length, a draft model so much for each token; both are lines. Outliers have no length,
 but they are paid for: by as much as drafts of late took more on average, the line is lifted. Since who is dear is
 seldom asked, and would never show that it no longer is, the lift is forgotten in time too.
+
+For several sequences at once a lookup takes so much for each, but of what a model takes a part is shared: it reads its
+weights once for all, as often as the longest draft has tokens. So a call is worth so many drafts of one length. How
+much is shared is measured for a few sequences; for more of them the arithmetic may no longer be free. Therefore calls
+of each size, to a power of two, have a line of their own, which begins as that of the nearest size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from copy import copy
 
 FADE = 0.9
 TOLERANCE = 4.0
@@ -27,8 +31,6 @@ class DraftCost:
 
     def __init__(self) -> None:
         self.num_observed = 0
-        self.shared = 0.0
-        """Of what a draft takes, the part that others beside it in a call do not add to; from 0 to 1."""
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
         self.base = self.slope = 0.0
         self.lift = 0.0
@@ -39,12 +41,6 @@ class DraftCost:
     def seconds(self, length: float) -> float:
         """Of one draft of that length; 0 while nothing is known."""
         return max(0.0, self.base + self.slope * length)
-
-    def worth(self, lengths: Many[int]) -> tuple[float, float]:
-        """What a call for drafts of these lengths, one or more, is worth: so many drafts, of a length."""
-        apart = 1 - self.shared
-        count = self.shared + apart * len(lengths)
-        return count, (self.shared * max(lengths) + apart * sum(lengths)) / count
 
     def observe(self, length: float, seconds: float) -> float:
         """A draft took so long; what the line believes of it."""
@@ -85,3 +81,35 @@ class DraftCost:
             self.slope = max(0.0, min(slope, mean_y / mean_x))
         self.slope = min(self.slope, mean_y / mean_x) if mean_x > 0 else 0.0
         self.base = mean_y - self.slope * mean_x
+
+
+class CallCost:
+    """What calls for drafts take, by how many sequences they are for."""
+
+    def __init__(self) -> None:
+        self.shared = 0.0
+        """Of what a draft takes, the part that others beside it in a call do not add to; from 0 to 1."""
+        self._lines = {1: DraftCost()}
+        """By the bits of the number of sequences."""
+
+    def line(self, count: int) -> DraftCost:
+        """Of one draft, in a call that is for so many sequences."""
+        size = count.bit_length()
+        if size not in self._lines:
+            self._lines[size] = copy(self._lines[min(self._lines, key=lambda known: abs(known - size))])
+        return self._lines[size]
+
+    def seconds(self, length: float) -> float:
+        """Of a draft of that length for one sequence."""
+        return self.line(1).seconds(length)
+
+    def worth(self, lengths: Many[int]) -> tuple[float, float]:
+        """What a call for drafts of these lengths, one or more, is worth: so many drafts, of a length."""
+        apart = 1 - self.shared
+        count = self.shared + apart * len(lengths)
+        return count, (self.shared * max(lengths) + apart * sum(lengths)) / count
+
+    def rest(self) -> None:
+        """A step went by."""
+        for line in self._lines.values():
+            line.rest()

@@ -68,7 +68,7 @@ class Looks:
         saving = 0.0 if planned is None else self._cost.plain_seconds(planned.gain, count) - planned.seconds
         forgone = max(0.0, saving)
         promised = self._cost.plain_seconds(option.gain, count) if is_longer else 0.0
-        risk = 0.0 if is_longer else self._beliefs.drafting[member.name].risk
+        risk = 0.0 if is_longer else self._beliefs.drafting[member.name].line(1).risk
         if not self._budget.affords(member.name, max(0.0, option.seconds + risk + forgone - promised)):
             return None
         return Probe(index, option, forgone)

@@ -22,10 +22,11 @@ MARGIN = 1.01
 """How much faster than plain decoding a plan must promise to be."""
 TYPICAL_ROWS = 4
 """Rows of a draft at which a row's price in a batch is taken."""
-
-
 HOPELESS = 0.9
-"""A rate below this share of the best ends the search for a better prefix."""
+"""A rate below this share of the best ends the search for a better prefix. What calls take but once is left out of that
+rate: the first position bears it, and those after it may be worth it."""
+DEAR = 0.01
+"""Of a step, what a call may take for its first sequence without a thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,25 @@ def make_plan(candidates: Many[Candidate], members: Many[Member], beliefs: Belie
         option = _best(ladders[0], increments(cost, rows, most), base)[1]
         plan = plain if option is None else Plan([option], 1 + option.gain, base + option.seconds)
     else:
-        prices = _prices(cost, rows, count)
-        plan = _admit([_best(each, prices, base / count) for each in ladders], cost, rows)
+        plan = _of_batch(ladders, cost, rows)
     if plan.seconds <= 0 or plan.tokens * plain.seconds <= MARGIN * plain.tokens * plan.seconds:
         return plain
     return plan
+
+
+def _of_batch(ladders: Many[Many[Ladder]], cost: StepCost, rows: int) -> Plan:
+    """The best prefix of positions; with all members, or without one whose calls take long for the first sequence
+    already. That may be worth it for all sequences, and not for those few for which others have nothing to go by."""
+    base, prices = cost.seconds(rows), _prices(cost, rows, len(ladders))
+
+    def without(name: str | None) -> Plan:
+        kept = [[ladder for ladder in own if ladder.member.name != name] for own in ladders]
+        return _admit([_best(own, prices, base / len(ladders)) for own in kept], cost, rows)
+
+    plans = [without(None)]
+    dear = {ladder.member.name for own in ladders for ladder in own if ladder.entry > DEAR * base}
+    plans += [without(name) for name in sorted(dear)]
+    return max(plans, key=lambda plan: plan.tokens / plan.seconds)
 
 
 def _ladders(candidate: Candidate, members: Many[Member], beliefs: Beliefs, count: int) -> list[Ladder]:

@@ -32,10 +32,8 @@ class Member:
 class DraftTimes:
     """What a proposer takes on this machine, in seconds."""
 
-    draft: float
-    """A draft for one sequence."""
-    length: int
-    """Of that draft."""
+    drafts: tuple[tuple[int, float], ...]
+    """Drafts for one sequence: the length that was asked for, and what it took."""
     hint: float | None = None
     """A hint; None: it gives none."""
     shared: float = 0.0

@@ -46,6 +46,11 @@ class Script:
     shared: float = 0.0
     """Of what a draft takes, the part that others in the same call do not take again."""
 
+    def times(self) -> tuple[tuple[int, float], ...]:
+        """What is measured before there is any request."""
+        lengths = (1, self.length) if self.has_kv else (self.length,)
+        return tuple((length, self.fixed + self.each * length) for length in lengths)
+
     def seconds(self, count: int, length: int) -> float:
         """Of so many drafts in one call, the longest of them of that length."""
         return (self.shared + (1 - self.shared) * count) * (self.fixed + self.each * length)
@@ -78,7 +83,7 @@ class Machine:
         controller = Controller(members, StepCost(measured or self.curve()))
         for name, each in self.scripts.items():
             hinting = None if each.hint is None else each.hinting
-            times = DraftTimes(each.fixed + each.each * each.length, each.length, hinting, each.shared)
+            times = DraftTimes(each.times(), hinting, each.shared)
             controller.calibrated(name, times)
         return controller
 

@@ -102,13 +102,13 @@ def test_a_probe_is_paid_for_once() -> None:
 def test_a_proposer_may_take_its_time_for_what_it_sees_first() -> None:
     """A long prompt that a proposer reads when it is first asked tells nothing of what its drafts cost."""
     controller, tokens = Controller([COPY], StepCost(CURVE)), 5000
-    controller.calibrated("copy", DraftTimes(0.0001, 8))
+    controller.calibrated("copy", DraftTimes(((8, 0.0001),)))
     late = 0.9 * CATCH_UP_SHARE * STEP * tokens
     before = controller.budget.accounts["copy"]
     controller.hinted("copy", [("s", tokens)], late)
     assert controller.budget.accounts["copy"] == pytest.approx(before)
     other = Controller([COPY], StepCost(CURVE))
-    other.calibrated("copy", DraftTimes(0.0001, 8))
+    other.calibrated("copy", DraftTimes(((8, 0.0001),)))
     step(other, [Candidate("s", tokens, 8)], {"copy": 8}, draft=late)
     believed = other.beliefs.drafting["copy"].seconds(8)
     assert believed <= 0.0002
@@ -120,16 +120,29 @@ def test_a_proposer_may_take_its_time_for_what_it_sees_first() -> None:
 def test_prompts_of_one_step_do_not_overdraw_the_stake_together() -> None:
     """What reading the first is expected to take is gone for the second, and there again where it was not spent."""
     controller = Controller([HEAD], StepCost(CURVE))
-    controller.calibrated("head", DraftTimes(0.01 * STEP, 4, reading=(60, 0.3 * STEP)))
+    controller.calibrated("head", DraftTimes(((4, 0.01 * STEP),), reading=(60, 0.3 * STEP)))
     readers = [request for request in range(20) if controller.prompt_followers(request, 600)]
     assert readers == [0, 1], "3 of the 5 plain steps each: the second may take the rest and what it lacks"
     controller.verified([], 600, 20 * STEP, 0.0, is_pure=False)
     assert controller.prompt_followers("next", 600) == ["head"]
 
 
+def test_what_a_step_may_read_is_not_held_against_its_drafts() -> None:
+    """The last text that the stake was open for may take more than there was: that is the stake's to owe."""
+    controller = Controller([HEAD], StepCost(CURVE))
+    controller.calibrated("head", DraftTimes(((4, 0.01 * STEP),), reading=(60, 0.6 * STEP)))
+    assert controller.prompt_followers("long", 900) == ["head"]
+    controller.choose([Candidate("s", 50, 4, 4)], 1)
+    account = controller.budget.accounts["head"]
+    controller.drafted("head", [("s", 4, 4)], 9.01 * STEP, {"long": 900})
+    controller.verified([Outcome("s", 4, 4, 0)], 5, STEP, 9.01 * STEP, is_pure=False)
+    assert controller.budget.accounts["head"] == pytest.approx(account, abs=0.3 * STEP)
+    assert controller.budget.stakes["head"] < 0
+
+
 def test_what_was_read_beside_drafts_is_not_held_for_their_cost() -> None:
     controller = Controller([HEAD], StepCost(CURVE))
-    controller.calibrated("head", DraftTimes(0.01 * STEP, 4))
+    controller.calibrated("head", DraftTimes(((4, 0.01 * STEP),)))
     (choice,) = controller.choose([Candidate("s", 50, 4, 4)], 1)
     assert choice.proposer == "head"
     stake, account = controller.budget.stakes["head"], controller.budget.accounts["head"]

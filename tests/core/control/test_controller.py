@@ -295,6 +295,30 @@ def test_who_drafts_for_a_batch_in_one_pass_is_priced_by_it(rate: float) -> None
     assert controller.beliefs.drafting["model"].seconds(4) == pytest.approx(0.4 * STEP, rel=0.1)
 
 
+@pytest.mark.parametrize(("batch", "matches"), [(8, 6), (16, 12)])
+def test_a_model_that_few_would_ask_does_not_keep_others_from_their_lookups(batch: int, matches: int) -> None:
+    """Its calls would pay if all sequences shared them; where most have found something to copy, it is left out."""
+    cost = StepCost({rows: STEP * (1 + 0.01 * rows) for rows in SIZES})
+    members = [Member("copy", 8, 8), Member("model", 4, 4, has_kv=True)]
+    controller = Controller(members, cost)
+    controller.calibrated("copy", DraftTimes(((8, 0.0001 * STEP),), hint=0.00001 * STEP))
+    controller.calibrated("model", DraftTimes(((1, 0.6 * STEP), (4, 2.4 * STEP)), shared=0.97))
+    for _ in range(60):
+        controller.beliefs.verified("other", "copy", 5, True, 8, 8)
+        controller.beliefs.verified("other", "model", -1, True, 4, 3)
+    candidates = [Candidate(row, 100, 15, 15, hints={"copy": 5 if row < matches else 0}) for row in range(batch)]
+    chosen = Counter(choice.proposer for choice in controller.choose(candidates, batch) if not choice.is_probe)
+    assert chosen["copy"] >= matches - 1
+
+
+def test_short_drafts_of_a_model_are_known_to_be_cheap() -> None:
+    """One that is right for the first token alone pays at that length only."""
+    scripts = {"model": Script(lambda step, at: 0.9 if at == 0 else 0.1, each=0.2 * STEP, length=8, has_kv=True)}
+    machine = Machine(scripts)
+    assert machine.run(machine.controller(), 60) >= 0.9 * machine.oracle(range(60))
+    assert machine.oracle(range(60)) >= 1.3 * machine.plain()
+
+
 def test_probes_never_lose_more_than_their_share() -> None:
     machine = Machine({"bad": Script(always(0.0)), "slow": Script(always(0.5), fixed=3 * STEP)})
     controller = machine.controller()
@@ -376,7 +400,7 @@ class Requests:
     def run(self, count: int, answer: int = 24) -> Controller:
         cost = StepCost({size: cpu(size) for size in SIZES})
         controller = Controller([Member("head", 4, 4, has_kv=True)], cost)
-        controller.calibrated("head", DraftTimes(4 * self.each * STEP, 4))
+        controller.calibrated("head", DraftTimes(((4, 4 * self.each * STEP),)))
         for request in range(count):
             self._read(controller, request)
             tokens = 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specdec.core.control.acceptance import OWN_FADE, PRIOR, Tally, conditional
 from specdec.core.control.beliefs import Beliefs
 from specdec.core.control.budget import Budget
-from specdec.core.control.draft_cost import DraftCost
+from specdec.core.control.draft_cost import CallCost, DraftCost
 from specdec.core.control.plan import make_plan
 from specdec.core.control.step_cost import StepCost, isotonic
 from specdec.core.control.types import Candidate, Member
@@ -77,14 +77,26 @@ def test_a_line_of_draft_costs_is_found(base: float, slope: float) -> None:
 @given(st.floats(0, 1), st.lists(st.integers(1, 8), min_size=1, max_size=6))
 def test_a_call_for_several_drafts_is_worth_its_shared_part_once(shared: float, lengths: list[int]) -> None:
     """The definition: the part that is shared, for the longest draft; and the rest for each."""
-    cost, base, slope = DraftCost(), 3.0, 0.5
+    cost, base, slope = CallCost(), 3.0, 0.5
     cost.shared = shared
     for _ in range(3):
         for length in (1, 4, 8):
-            cost.observe(length, base + slope * length)
+            cost.line(1).observe(length, base + slope * length)
     count, length = cost.worth(lengths)
     took = shared * (base + slope * max(lengths)) + (1 - shared) * sum(base + slope * each for each in lengths)
-    assert count * cost.seconds(length) == pytest.approx(took)
+    assert count * cost.line(len(lengths)).seconds(length) == pytest.approx(took)
+
+
+def test_calls_of_each_size_have_a_line_of_their_own() -> None:
+    """What is shared among four need not be shared among forty."""
+    cost = CallCost()
+    cost.shared = 1.0
+    cost.line(1).observe(4, 1.0)
+    assert cost.line(40).seconds(4) == pytest.approx(1.0)
+    for _ in range(60):
+        cost.line(40).observe(4, 12.0)
+    assert cost.line(48).seconds(4) == pytest.approx(12.0, rel=0.1)
+    assert cost.line(2).seconds(4) == cost.seconds(4) == pytest.approx(1.0)
 
 
 def test_a_draft_cost_follows_a_change() -> None:
