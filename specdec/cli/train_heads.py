@@ -20,7 +20,7 @@ from specdec.cli.parsing import parse_yaml
 from specdec.cli.progress import bar
 from specdec.cli.run import interruptible
 from specdec.cli.start import import_engine
-from specdec.config import EngineConfig
+from specdec.config import MAX_THREADS, EngineConfig
 from specdec.train.recipe import (
     DraftConfig,
     Eagle3Config,
@@ -129,7 +129,7 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
     )
     threads = click.Option(
         ["--threads"],
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, MAX_THREADS),
         metavar="N",
         show_default="torch's own, one a core",
         help="Threads of the products. Where a core is busy with something else, fewer are faster.",

@@ -136,9 +136,11 @@ def _continued(path: Path, shape: Any, seed: int) -> Eagle3Weights:
 
 
 def choose_device(name: str) -> torch.device:
-    """auto: a GPU if there is one. ValueError for one that is not there."""
+    """auto: a GPU if there is one. ValueError for one that is not there, and for other kinds of devices."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"the device must be auto, cpu, cuda or one of several GPUs, such as cuda:1; got {name!r}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

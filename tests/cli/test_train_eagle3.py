@@ -81,8 +81,8 @@ def test_what_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
         ("--config", recipe): "recipe.yaml: unknown key of optimiser 'learning_rat'; did you mean 'learning_rate'?",
         ("--unrolls=9",): "--unrolls: eagle3.unrolls is 9, and must be between 1 and 7",
         ("--dtype=int8",): "--dtype: run.dtype is 'int8', and must be one of auto, bfloat16, float32",
-        ("--device=moon",): "the device 'moon' cannot be used",
-        ("--start-from", data / "data.json"): "data.json is no checkpoint of a training run",
+        ("--device=moon",): "the device must be auto, cpu, cuda or one of several GPUs, such as cuda:1; got 'moon'",
+        ("--start-from", data / "data.json"): "data.json is damaged, or no last.pt or best.pt of a training run",
     }
     for extra, message in cases.items():
         code, out, err = eagle3(*asked, *extra, "--quiet")

@@ -88,6 +88,19 @@ def test_unrolls_are_what_the_written_head_computes(tmp_path: Path, kept: Sequen
     assert all(next(each, None) is None for each in rows)
 
 
+@pytest.mark.parametrize("unrolls", [1, UNROLLS])
+def test_where_the_draft_can_say_none_of_the_tokens_there_is_nothing_to_learn(unrolls: int) -> None:
+    """A vocabulary so small that a step has no row at all, in the first unroll or in later ones."""
+    sample = item(0, 12, 4)
+    absent = next(t for t in range(VOCABULARY) if t not in sample.token_ids.tolist())
+    training = trainee([absent], unrolls=unrolls)
+    found = training.loss(training.prepare([sample], (0,)), 0.5)
+    assert float(found.total.detach()) == 0.0
+    assert found.num_rows == 0
+    found.total.backward()
+    assert all(each.grad is None or not each.grad.any() for each in training.module.parameters())
+
+
 def test_some_chains_are_those_chains() -> None:
     samples = [item(0, 17, 5), item(1, 30, 2)]
     every, some = trainee(), trainee(share=0.4)

@@ -113,6 +113,10 @@ def open_dataset(directory: Path) -> Dataset:
         )
     width = int(record.states.get("width", 0))
     shards = [read_shard(paths, width) for paths in find_shards(directory)]
+    ends = [0, *(shard.jobs[1] for shard in shards)]
+    for shard, end in zip(shards, ends, strict=False):
+        if shard.jobs[0] != end:
+            raise ValueError(f"{shard.paths.samples} does not follow the shard before it; is a file missing?")
     dataset = Dataset(directory, record, shards)
     if not len(dataset):
         raise ValueError(f"{directory} holds no samples yet; `specdec train data` makes some")

@@ -205,7 +205,7 @@ class Eagle3Trainee:
                 chain = [(take_rows(k, unroll.parents), take_rows(v, unroll.parents)) for k, v in chain]
                 chain.append(self._keys_values(both, positions))
             sees = Rows(unroll.counts, chains.entry_counts, unroll.last_entries)
-            query = rotate(query.view(len(query), -1, self.shape.head_dim), *self._angles(positions))
+            query = rotate(query.view(len(query), self.shape.num_heads, self.shape.head_dim), *self._angles(positions))
             seen = attend(query, keys, values, chain, sees, self.shape.head_dim**-0.5)
             raw = self._layer(raw, seen.flatten(1), cast)
             yield unroll, raw

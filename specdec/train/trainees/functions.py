@@ -93,7 +93,7 @@ def attend(
     Sample by sample: no padding, and scores that stay in the cache.
     """
     groups, shape = keys.shape[1], query.shape
-    query = (query * scale).view(shape[0], groups, -1, shape[2])  # [R, G, heads / G, D]
+    query = (query * scale).view(shape[0], groups, shape[1] // groups, shape[2])  # [R, G, heads / G, D]
     own = torch.stack([(query * key[:, :, None]).sum(-1) for key, _ in chain], -1) if chain else None
     seen, own_seen = _attend_samples(query, keys, values, own, rows)
     for i, (_, value) in enumerate(chain):
@@ -106,7 +106,8 @@ def _attend_samples(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, own: torch.Tensor | None, rows: Rows
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the rows see of the entries [R, G, r, D], and how much of each of `own` [R, G, r, j]."""
-    seen, own_seen = [], []
+    seen = [query[:0]]
+    own_seen = [] if own is None else [own[:0]]
     counts, key_counts = list(rows.query_counts), list(rows.key_counts)
     parts = zip(
         torch.split(query, counts),

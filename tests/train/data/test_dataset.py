@@ -27,7 +27,12 @@ def write(folder: Path, shards: list[list[Answer]], *, vocab_size: int = 49_152,
     kept = {"aux_layers": [2, 5], "hidden_size": 2, "width": WIDTH} if states else {}
     Record({"seed": 1}, kept).write(folder)
     for number, answers in enumerate(shards):
-        write_shard(folder, Shard(number, 0, 9, tuple(answers), {}), vocab_size=vocab_size, with_states=states)
+        write_shard(
+            folder,
+            Shard(number, 9 * number, 9 * number + 9, tuple(answers), {}),
+            vocab_size=vocab_size,
+            with_states=states,
+        )
 
 
 def test_samples_come_in_the_order_of_shards(tmp_path: Path) -> None:
@@ -50,6 +55,13 @@ def test_samples_come_in_the_order_of_shards(tmp_path: Path) -> None:
     for index in (3, -4):
         with pytest.raises(IndexError):
             dataset[index]
+
+
+def test_a_shard_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, [[answer(0, 5)], [answer(1, 3)], [answer(2, 4)]])
+    ShardPaths(tmp_path, 1).samples.unlink()
+    with pytest.raises(ValueError, match=r"shard-00002.* does not follow the shard before it; is a file missing\?"):
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(("vocab_size", "kind"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
