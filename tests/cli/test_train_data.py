@@ -81,7 +81,7 @@ def test_a_directory_of_other_data_is_refused(model: Path, prompts: Path, tmp_pa
     code, out, err = data(*asked, "--seed=1", "--quiet")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert 'holds data made otherwise: sampling was {"temperatures"' in err
+    assert "holds data made otherwise: sampling.seed was 0, and is 1 now" in err
 
 
 def test_evaluation_prompts_are_left_out_and_told(model: Path, prompts: Path, tmp_path: Path) -> None:

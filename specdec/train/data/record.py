@@ -63,14 +63,27 @@ def check_same(directory: Path, found: Record, identity: Mapping[str, Any], stat
     """ValueError, naming the first difference, unless a run may go on in the directory."""
     pairs = [("", found.identity, json.loads(json.dumps(identity)))]
     if found.states and states:
-        pairs.append(("states: ", found.states, json.loads(json.dumps(states))))
+        pairs.append(("states.", found.states, json.loads(json.dumps(states))))
     for prefix, old, new in pairs:
-        for key in {**old, **new}:
-            if old.get(key) != new.get(key):
-                raise ValueError(
-                    f"{directory} holds data made otherwise: {prefix}{key} was {_short(old.get(key))}, and is "
-                    f"{_short(new.get(key))} now; use the same settings, or another directory"
-                )
+        different = _first_difference(prefix, old, new)
+        if different is not None:
+            key, was, now = different
+            raise ValueError(
+                f"{directory} holds data made otherwise: {key} was {_short(was)}, and is {_short(now)} now; "
+                "use the same settings, or another directory"
+            )
+
+
+def _first_difference(where: str, old: object, new: object) -> tuple[str, object, object] | None:
+    """The first key, with those that lead to it, at which two records differ, and what it is in each; mappings within
+    mappings are gone into."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return None if old == new else (where.removesuffix("."), old, new)
+    for key in {**old, **new}:
+        found = _first_difference(f"{where}{key}.", old.get(key), new.get(key))
+        if found is not None:
+            return found
+    return None
 
 
 def _short(value: object) -> str:

@@ -152,6 +152,14 @@ def test_data_that_was_made_otherwise_is_refused_and_left_alone(tmp_path: Path) 
     assert before == (files(tmp_path), (tmp_path / "data.json").read_bytes())
 
 
+def test_what_differs_is_named_however_deep_it_lies(tmp_path: Path) -> None:
+    settings = {"sampling": {"temperatures": [0.0, 0.7, 1.0], "weights": [1.0, 1.0, 1.0], "max_tokens": 16}}
+    make(tmp_path, target_around(scripted()), watch=after_steps(20), identity=settings)
+    other = {"sampling": {**settings["sampling"], "max_tokens": 17}}
+    with pytest.raises(ValueError, match=r"made otherwise: sampling\.max_tokens was 16, and is 17 now; use the same"):
+        make(tmp_path, target_around(scripted()), identity=other)
+
+
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
     with alone_in(tmp_path), pytest.raises(ValueError, match="another run is making data in"):
         make(tmp_path, target_around(scripted()))
