@@ -94,9 +94,9 @@ class _LawLoss(torch.autograd.Function):
             if wants_hidden:
                 towards[part] = slope @ matrix
         ctx.save_for_backward(towards if wants_hidden else None, slopes.T @ hidden if wants_matrix else None)
-        total, divergence, acceptance = sums.unbind()
+        total, divergence, acceptance = (each.clone() for each in sums.unbind())
         ctx.mark_non_differentiable(divergence, acceptance)
-        return total.clone(), divergence.clone(), acceptance.clone()
+        return total, divergence, acceptance
 
     @staticmethod
     @once_differentiable

@@ -48,6 +48,9 @@ def test_loss_and_gradients(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "CHUNK_ROWS", chunk)
         found = law_loss(*ours, target_law(finals, output_rows, soft_cap), at, share)
+        assert found.total.requires_grad
+        assert not found.divergence.requires_grad
+        assert not found.acceptance.requires_grad
     total, divergence, accepted = naive(*theirs, target[at], share)
     (found.total * 0.7).backward()
     (total * 0.7).backward()

@@ -1,4 +1,4 @@
-"""What a call of a member is held to have taken: for its drafts or hints, for reading texts, and for nobody.
+"""What a call of a member is held to have taken for its drafts or hints, and what for reading texts.
 
 The seconds of a call are of several things. A text that is new to a member is read once, which its stake pays for; the
 rest is what its drafts cost, which its account pays for and by which it is chosen. And a machine stalls now and then.

@@ -152,11 +152,11 @@ class Controller:
             if member.has_kv
             and not self.budget.is_off(member.name)
             and self._promises(member, blank)
-            and (member.name in met or self._may_read(member.name, num_tokens))
+            and (member.name in met or self._takes_up(member.name, num_tokens))
         ]
 
-    def _may_read(self, member: str, num_tokens: int) -> bool:
-        """Whether a member may read another text in this step; what it is expected to take is set aside for it."""
+    def _takes_up(self, member: str, num_tokens: int) -> bool:
+        """Whether a member reads another text in this step. If so, what that is expected to take is set aside."""
         if not self.budget.may_read(member):
             return False
         self.budget.set_aside(member, self.beliefs.following[member].seconds(num_tokens))
@@ -197,7 +197,7 @@ class Controller:
         what was missed, and many tokens at once are cheaper."""
         if not self._promises(member, replace(candidate, lag=0)):
             return False
-        return not candidate.lag or member.name in met or self._may_read(member.name, candidate.lag)
+        return not candidate.lag or member.name in met or self._takes_up(member.name, candidate.lag)
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""

@@ -147,7 +147,7 @@ class DraftTrainee:
         law = target_law(prepared.finals.to(self.plan.device)[rows], self._law.matrix)
         part = law_loss(hidden, self._law.matrix, law, torch.arange(len(rows), device=rows.device), acceptance_share)
         count = max(1, len(rows))
-        return StepLoss(part.total / count, part.divergence.detach()[None] / count, len(rows))
+        return StepLoss(part.total / count, part.divergence[None] / count, len(rows))
 
     @torch.no_grad()
     def logits(self, prepared: PackedTexts) -> torch.Tensor:

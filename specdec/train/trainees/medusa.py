@@ -136,7 +136,7 @@ class MedusaTrainee:
             part = law_loss(hidden, self._rows(depth), law, rows, acceptance_share)
             count = max(1, len(rows))
             total = total + part.total * (self.plan.decay**depth / count)
-            divergences.append(part.divergence.detach() / count)
+            divergences.append(part.divergence / count)
         return StepLoss(total, torch.stack(divergences), len(prepared.heads[0].at))
 
     @torch.no_grad()
