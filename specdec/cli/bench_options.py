@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -50,6 +51,21 @@ def configure(values: Values, given: set[str]) -> EngineConfig:
         proposer_settings=stated_settings(SimpleNamespace(**values)),
         speculative_json=values["speculative_config"],
     )
+
+
+class _Minutes(click.FloatRange):
+    """A number that is none is in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        minutes = super().convert(value, param, ctx)
+        if not math.isfinite(minutes):
+            self.fail(f"{value!r} is no number of minutes.", param, ctx)
+        return minutes
+
+
+def stop_after(help: str) -> click.Option:
+    """--stop-after, in minutes."""
+    return click.Option(["--stop-after"], type=_Minutes(min=0, min_open=True), metavar="MINUTES", help=help)
 
 
 def counts(option: str, text: str, most: int | None = None) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from specdec.cli.bench_options import flag, integer, number_list
+from specdec.cli.bench_options import flag, integer, number_list, stop_after
 from specdec.cli.options import option_groups, speculation_options
 from specdec.config import DTYPES
 
@@ -167,12 +167,7 @@ def _state_options() -> tuple[click.Option, ...]:
 
 def _bound_options() -> tuple[click.Option, ...]:
     return (
-        click.Option(
-            ["--stop-after"],
-            type=click.FloatRange(min=0, min_open=True),
-            metavar="MINUTES",
-            help="Stop then; the same command goes on.",
-        ),
+        stop_after("Stop then; the same command goes on."),
         click.Option(
             ["--max-total-tokens"],
             type=click.IntRange(min=1),

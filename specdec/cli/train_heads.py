@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specdec.cli.bench_options import flag
+from specdec.cli.bench_options import flag, stop_after
 from specdec.cli.bench_speed import telling
 from specdec.cli.errors import INTERRUPTED, bad_input
 from specdec.cli.eval import command_line
@@ -121,12 +121,6 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
         show_default=True,
         help="The target: what made the data.",
     )
-    stop = click.Option(
-        ["--stop-after"],
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="MINUTES",
-        help="Write a checkpoint and stop then; the same command goes on.",
-    )
     threads = click.Option(
         ["--threads"],
         type=click.IntRange(1, MAX_THREADS),
@@ -139,12 +133,15 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
             model,
             _path("--data", help="Training data, from `specdec train data`.", required=True, folder=True),
             _path("--output", "-o", help="Where the head and its checkpoints go.", required=True, folder=True),
-            _path("--start-from", help="Begin with the weights and vocabulary of another run's checkpoint."),
+            _path(
+                "--start-from",
+                help="Begin with the weights of another run's checkpoint. Its vocabulary is kept, and a larger one adds to it.",
+            ),
         ),
         "Recipe": (
             _path("--config", help="A YAML file with the recipe."),
             *(_recipe_option(name, meaning) for name, meaning in recipe_options(trainee).items()),
-            stop,
+            stop_after("Write a checkpoint and stop then; the same command goes on."),
             threads,
         ),
         "Output": (
@@ -180,7 +177,10 @@ def recipe(trainee: str, path: Path | None, options: Mapping[str, Any]) -> Train
     """The file's recipe with what the command line says. ValueError names the file or the option."""
     config = TrainConfig()
     if path is not None:
-        values = parse_yaml(path.read_bytes())
+        try:
+            values = parse_yaml(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         if not isinstance(values, Mapping):
             raise ValueError(f"{path}: expected sections such as `run:` with keys and values")
         config = read_recipe(values, str(path))
@@ -245,7 +245,8 @@ def _report(outcome: Outcome, output: Path, as_json: bool) -> None:
     }[outcome.ended]
     click.echo(f"step {outcome.step} of {outcome.num_steps}, {outcome.tokens:,} tokens seen; {ended}")
     if outcome.best is not None:
-        click.echo(f"{output / 'head'}: held-out {_shares(outcome.best)} with drafts of 4")
+        where = "held-out" if outcome.num_held_out else "no sample is held out; on some it was trained on,"
+        click.echo(f"{output / 'head'}: {where} {_shares(outcome.best)} with drafts of 4")
 
 
 eagle3 = _command("eagle3")

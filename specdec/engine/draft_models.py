@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from specdec.config import EngineConfig
 from specdec.engine.checkpoints import open_model
 from specdec.engine.draft_heads import KINDS, OpenHead
 from specdec.models.decoder import Decoder
+from specdec.models.heads import head_kind
 from specdec.models.loader import PreparedModel, prepare_model
 from specdec.proposers.base import Drafter, DraftModel
 from specdec.proposers.draft_model import METHOD, DraftModelSettings
@@ -110,7 +112,7 @@ class SeparateModel:
                     progress(f"the draft model {name} is no .gguf file with codes to keep: its weights are int8")
             prepared.weight_dtype(config.dtype, quantization)
         except ValueError as error:
-            raise ValueError(f"the draft model {name}: {error}") from None
+            raise ValueError(f"the draft model {name}: {_head_told(name) or error}") from None
         check_vocabularies(tokenizer, own_tokenizer, name)
         return SeparateModel(prepared, quantization, settings.kv_cache_dtype or config.kv_cache_dtype)
 
@@ -119,6 +121,18 @@ class SeparateModel:
             dtype=dtype, device=device, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
         )
         return DraftModel(model, model.config.vocab_size, model.max_model_len, model.weight_bytes)
+
+
+def _head_told(name: str) -> str | None:
+    """What is said where a draft head lies instead of a model, if one does."""
+    try:
+        kind = head_kind(Path(name).expanduser())
+    except (ValueError, OSError):
+        return None
+    return (
+        f"it is a draft head of kind {kind}: give it with --proposer {kind}; for auto to choose it, with "
+        f'--speculative-config \'[{{"method": "auto"}}, {{"method": "{kind}", "model": "{name}"}}]\''
+    )
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, name: str) -> None:

@@ -70,6 +70,8 @@ class Outcome:
     tokens: int
     acceptance: Acceptance | None
     best: Acceptance | None
+    num_held_out: int
+    """Samples kept from training; 0: acceptance is of some that were trained on."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Loop(Generic[Prepared, HeldOut]):
     ) -> None:
         self.trainee, self.data, self.config, self.sitting = trainee, data, config, sitting
         self._target = dict(target)
-        self._optimiser = Optimiser(trainee.module.parameters(), config.optimiser)
+        self._optimiser = Optimiser(trainee.module.named_parameters(), config.optimiser)
         self._steps = self._plan()
         self._tokens = [sum(data.survey.lengths[i] for micro in step for i in micro) for step in self._steps]
         looks = config.run.evaluations
@@ -133,7 +135,15 @@ class Loop(Generic[Prepared, HeldOut]):
             reader.shutdown(cancel_futures=True)
         if step > self._first:
             self._save(step, LAST)
-        return Outcome(ended, step, len(self._steps), sum(self._tokens[:step]), self._last(), self._best())
+        return Outcome(
+            ended,
+            step,
+            len(self._steps),
+            sum(self._tokens[:step]),
+            self._last(),
+            self._best(),
+            len(self.data.survey.held_out),
+        )
 
     def _plan(self) -> list[list[Step]]:
         """The micro-batches of every step of the run."""

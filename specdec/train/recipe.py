@@ -15,7 +15,7 @@ class RunConfig:
 
     seed: int = 0
     epochs: int = 8
-    step_tokens: int = 4096
+    step_tokens: int = 1024
     """Tokens of a micro-batch, about."""
     accumulation: int = 1
     """Micro-batches for one step of the optimiser."""
@@ -33,7 +33,11 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class OptimiserConfig:
-    learning_rate: float = 5e-4
+    method: Literal["muon", "adamw"] = "muon"
+    """Of the matrices inside a layer; all else is AdamW's."""
+    muon_iterations: int = 5
+    """How close Muon comes to a step that is orthogonal; more cost more."""
+    learning_rate: float = 2e-3
     warmup: float = 0.03
     """Share of the steps."""
     final_share: float = 0.02
@@ -121,6 +125,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "run.held_out_share": (0, 0.9),
     "run.held_out_tokens": (1, 1e9),
     "run.seed": (0, 2**63 - 1),
+    "optimiser.muon_iterations": (1, 20),
     "optimiser.learning_rate": (0, 1),
     "optimiser.warmup": (0, 1),
     "optimiser.final_share": (0, 1),

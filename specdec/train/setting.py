@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,16 @@ def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
     """The head that the recipe describes. `start_from` is a checkpoint whose weights and vocabulary it takes over."""
     own, target = config.eagle3, setting.target
     shape = shape_for(target.config, setting.aux_layers)
-    if start_from is not None:
-        weights = _continued(start_from, shape_for(target.config, setting.aux_layers), config.run.seed)
-    else:
-        token_ids = vocabulary(setting.data.survey, own.draft_vocab_size, tell)
-        weights = Eagle3Weights(shape, token_ids, config.run.seed)
-        if own.start == "target":
-            start_from_target(weights, target)
+    kept = kept_weights(start_from, Eagle3Trainee.name)
+    token_ids = vocabulary(setting.data.survey, own.draft_vocab_size, tell, kept.get("token_ids", ()))
+    weights = Eagle3Weights(shape, token_ids, config.run.seed)
+    if own.start == "target":
+        start_from_target(weights, target)
+    if kept:
+        try:
+            weights.take(kept)
+        except RuntimeError:
+            raise ValueError(f"{start_from} is of a head for another target, or for other auxiliary layers") from None
     weights.lm_head.requires_grad_(own.train_output != "none")
     device = choose_device(config.run.device)
     return Eagle3Trainee(
@@ -113,26 +116,24 @@ def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
     )
 
 
-def vocabulary(looked: Survey, size: int, tell: Tell) -> torch.Tensor:
-    token_ids = choose_vocabulary(looked.counts, min(size, len(looked.counts)))
+def vocabulary(looked: Survey, size: int, tell: Tell, kept: Sequence[int] | torch.Tensor = ()) -> torch.Tensor:
+    """The `size` tokens that the target says most often, `kept` among them, however many these are."""
+    token_ids = choose_vocabulary(looked.counts, max(len(kept), min(size, len(looked.counts))), kept)
     share = coverage(looked.counts, token_ids)
     tell(f"the draft's {len(token_ids):,} tokens are {100 * share:.1f} % of what the target says")
     return token_ids
 
 
-def _continued(path: Path, shape: Any, seed: int) -> Eagle3Weights:
-    """Weights of a checkpoint of another run."""
+def kept_weights(path: Path | None, trainee: str) -> Mapping[str, torch.Tensor]:
+    """The weights of a checkpoint of another run; none where there is no path."""
+    if path is None:
+        return {}
     found = load_checkpoint(path)
     if found is None:
         raise ValueError(f"{path} does not exist; expected a checkpoint such as best.pt of another run")
-    if "token_ids" not in found.weights:
-        raise ValueError(f"{path} is a checkpoint of {found.facts.get('trainee')}, not of eagle3")
-    weights = Eagle3Weights(shape, found.weights["token_ids"], seed)
-    try:
-        weights.load_state_dict(found.weights)
-    except RuntimeError:
-        raise ValueError(f"{path} is of a head for another target, or for other auxiliary layers") from None
-    return weights
+    if found.facts.get("trainee") != trainee:
+        raise ValueError(f"{path} is a checkpoint of {found.facts.get('trainee')}, not of {trainee}")
+    return found.weights
 
 
 def choose_device(name: str) -> torch.device:

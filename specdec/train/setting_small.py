@@ -11,9 +11,8 @@ from torch import nn
 
 from specdec.engine.checkpoints import open_model
 from specdec.models.hub import resolve
-from specdec.train.checkpoint import load_checkpoint
 from specdec.train.recipe import TrainConfig
-from specdec.train.setting import Setting, Tell, choose_device, choose_dtype, vocabulary
+from specdec.train.setting import Setting, Tell, choose_device, choose_dtype, kept_weights, vocabulary
 from specdec.train.trainees.draft import DraftPlan, DraftTrainee, start_draft
 from specdec.train.trainees.medusa import MedusaPlan, MedusaTrainee, start_medusa
 
@@ -22,7 +21,7 @@ Weights = TypeVar("Weights", bound=nn.Module)
 
 def medusa(setting: Setting, config: TrainConfig, start_from: Path | None, tell: Tell) -> MedusaTrainee:
     """The heads that the recipe describes. `start_from` is a checkpoint whose weights and vocabulary they take over."""
-    own, kept = config.medusa, _kept(start_from, MedusaTrainee.name)
+    own, kept = config.medusa, kept_weights(start_from, MedusaTrainee.name)
     token_ids = kept.get("token_ids")
     if token_ids is None:
         token_ids = vocabulary(setting.data.survey, own.draft_vocab_size, tell)
@@ -40,7 +39,7 @@ def medusa(setting: Setting, config: TrainConfig, start_from: Path | None, tell:
 
 def draft(setting: Setting, config: TrainConfig, start_from: Path | None, tell: Tell) -> DraftTrainee:
     """The model that the recipe describes. `start_from` is a checkpoint whose weights it takes over."""
-    own, kept, name = config.draft, _kept(start_from, DraftTrainee.name), setting.identity["name"]
+    own, kept, name = config.draft, kept_weights(start_from, DraftTrainee.name), setting.identity["name"]
     token_ids = kept.get("token_ids")
     if token_ids is None:
         token_ids = vocabulary(setting.data.survey, own.loss_vocab_size, tell)
@@ -54,18 +53,6 @@ def draft(setting: Setting, config: TrainConfig, start_from: Path | None, tell: 
         device=device,
     )
     return DraftTrainee(weights, setting.target, open_model(name, tell)[1], plan)
-
-
-def _kept(path: Path | None, trainee: str) -> Mapping[str, torch.Tensor]:
-    """The weights of a checkpoint of another run; none where there is no path."""
-    if path is None:
-        return {}
-    found = load_checkpoint(path)
-    if found is None:
-        raise ValueError(f"{path} does not exist; expected a checkpoint such as best.pt of another run")
-    if found.facts.get("trainee") != trainee:
-        raise ValueError(f"{path} is a checkpoint of {found.facts.get('trainee')}, not of {trainee}")
-    return found.weights
 
 
 def _with(weights: Weights, kept: Mapping[str, torch.Tensor], path: Path | None) -> Weights:

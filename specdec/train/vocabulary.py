@@ -6,16 +6,20 @@ and what the target then says instead is a recovered token: no loss but of speed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 
-def choose_vocabulary(counts: np.ndarray, size: int) -> torch.Tensor:
-    """The `size` tokens with the highest counts, int64 [size], ascending; of equal ones the lower ids, which in a
-    vocabulary of merged pairs are the more common ones. ValueError if there are not as many tokens."""
+def choose_vocabulary(counts: np.ndarray, size: int, kept: Sequence[int] | torch.Tensor = ()) -> torch.Tensor:
+    """`kept`, and the tokens with the highest counts, until they are `size`: int64 [size], ascending; of equal ones the
+    lower ids, which in a vocabulary of merged pairs are the more common ones. ValueError if there are not as many."""
     if not 0 < size <= len(counts):
         raise ValueError(f"draft_vocab_size is {size}, and must be between 1 and the target's {len(counts)} tokens")
-    ranked = np.argsort(-counts, kind="stable")
+    ranks = -counts
+    ranks[np.asarray(kept, dtype=np.int64)] = np.iinfo(np.int64).min
+    ranked = np.argsort(ranks, kind="stable")
     return torch.from_numpy(np.sort(ranked[:size]))
 
 

@@ -71,17 +71,46 @@ def test_a_head_is_trained_and_drafts(model: Path, data: Path, tmp_path: Path) -
     )
     assert code == 0, err
     assert "trained to the end" in out
+    assert_grown(model, data, tmp_path)
+
+
+def assert_grown(model: Path, data: Path, folder: Path) -> None:
+    """A larger vocabulary than the checkpoint's adds tokens to it, and changes no row of those that were there."""
+    code, _, err = eagle3(
+        *["--model", model, "--data", data, "-o", folder / "grown", *SHORT, "--draft-vocab-size=26"],
+        *["--learning-rate=0", "--start-from", folder / "run" / "best.pt"],
+    )
+    assert code == 0, err
+    assert "the draft's 26 tokens are" in err
+    before, after = (torch.load(folder / name / "best.pt")["weights"] for name in ("run", "grown"))
+    rows = torch.isin(after["token_ids"], before["token_ids"])
+    assert (len(rows), int(rows.sum())) == (26, 20)
+    torch.testing.assert_close(after["lm_head"][rows], before["lm_head"])
+    torch.testing.assert_close(after["fc"], before["fc"])
+
+
+def test_without_held_out_samples_the_figures_say_what_they_are_of(model: Path, data: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("run: {held_out_share: 0, evaluations: 1}")
+    asked = ["--model", model, "--data", data, "-o", tmp_path / "run", *SHORT, "--config", recipe]
+    code, out, err = eagle3(*asked, "--epochs=1")
+    assert code == 0, err
+    assert "no sample is held out; on some it was trained on, acceptance" in out
 
 
 def test_what_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("optimiser: {learning_rat: 1e-3}")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("run: [")
     asked = ["--model", model, "--data", data, "-o", tmp_path / "out"]
     cases = {
         ("--config", recipe): "recipe.yaml: unknown key of optimiser 'learning_rat'; did you mean 'learning_rate'?",
         ("--unrolls=9",): "--unrolls: eagle3.unrolls is 9, and must be between 1 and 7",
         ("--dtype=int8",): "--dtype: run.dtype is 'int8', and must be one of auto, bfloat16, float32",
         ("--device=moon",): "the device must be auto, cpu, cuda or one of several GPUs, such as cuda:1; got 'moon'",
+        ("--config", broken): "broken.yaml: not valid YAML",
+        ("--stop-after=nan",): "'nan' is no number of minutes",
         ("--start-from", data / "data.json"): "data.json is damaged, or no last.pt or best.pt of a training run",
     }
     for extra, message in cases.items():

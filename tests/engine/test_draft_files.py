@@ -25,6 +25,8 @@ from specdec.models.safetensors_file import HuggingFaceCheckpoint
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
 from specdec.tokenizer import Tokenizer
+from specdec.train.formats.eagle3 import write_eagle3
+from tests.train.formats.test_writing import FACTS, eagle3_tensors
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 PROMPTS = ["hello", "a longer prompt, in several blocks of the cache", "aaaa", "x"]
@@ -223,6 +225,10 @@ def test_a_wrong_draft_model_is_refused_before_weights_are_read(folder: Path, sm
     shutil.copytree(small, damaged)
     (damaged / "model.safetensors").write_bytes(b"no tensors")
     assert refused(folder, model=str(damaged)).startswith(f"the draft model {damaged}: {damaged}/model.safetensors is")
+    head = tmp_path / "head"
+    write_eagle3(head, eagle3_tensors(FACTS, torch.float32, False, False), FACTS)
+    message = refused(folder, model=str(head))
+    assert message.startswith(f"the draft model {head}: it is a draft head of kind eagle3: give it with --proposer")
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -65,7 +65,7 @@ def test_a_tiny_head_learns_its_own_data(tmp_path: Path) -> None:
     target, data = tiny_target(), toy_data(tiny_target(), 4)
     recipe = TrainConfig(
         run=RunConfig(epochs=450, step_tokens=300, dtype="float32", evaluations=2, held_out_share=0.0),
-        optimiser=OptimiserConfig(learning_rate=3e-2, weight_decay=0.0, clip=10.0, ema=0.95),
+        optimiser=OptimiserConfig(method="adamw", learning_rate=3e-2, weight_decay=0.0, clip=10.0, ema=0.95),
         eagle3=Eagle3Config(unrolls=3, chain_share=1.0),
     )
     outcome = loop(recipe, data, Sitting(tmp_path)).run()

@@ -58,7 +58,9 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 def test_averages_follow_the_weights_and_can_stand_in_for_them() -> None:
     weight = nn.Parameter(torch.tensor([[1.0]]))
-    optimiser = Optimiser([weight], OptimiserConfig(learning_rate=0.1, weight_decay=0.0, ema=0.5, warmup=0.0))
+    optimiser = Optimiser(
+        [("weight", weight)], OptimiserConfig(method="adamw", learning_rate=0.1, weight_decay=0.0, ema=0.5, warmup=0.0)
+    )
     average = 1.0
     for step in range(4):
         weight.grad = torch.ones(1, 1)
@@ -72,6 +74,29 @@ def test_averages_follow_the_weights_and_can_stand_in_for_them() -> None:
     assert weight.item() == now
 
 
+def test_muon_steps_go_as_far_in_every_direction_and_are_of_inner_matrices_alone() -> None:
+    torch.manual_seed(0)
+    sizes = {"layer.weight": (6, 12), "lm_head": (20, 6), "norm": (6,), "fixed": (3, 3)}
+    weights = {name: nn.Parameter(torch.randn(size)) for name, size in sizes.items()}
+    weights["fixed"].requires_grad_(False)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    config = OptimiserConfig(method="muon", learning_rate=0.1, weight_decay=0.0, ema=0.0, warmup=0.0)
+    optimiser = Optimiser(weights.items(), config)
+    gradients = {name: torch.randn_like(weight) for name, weight in weights.items() if weight.requires_grad}
+    for name, gradient in gradients.items():
+        weights[name].grad = gradient.clone()
+    optimiser.step(0, 100)
+    moved = {name: before[name] - weight.detach() for name, weight in weights.items()}
+    # Orthogonal up to the iteration's accuracy, as long as AdamW's steps on average, and along the gradient.
+    lengths = torch.linalg.svdvals(moved["layer.weight"]) / (0.1 * 0.2 * math.sqrt(12))
+    assert 0.6 < float(lengths.min()) <= float(lengths.max()) < 1.4
+    assert float((moved["layer.weight"] * gradients["layer.weight"]).sum()) > 0
+    # A first step of AdamW goes as far for every number.
+    for name in ("lm_head", "norm"):
+        torch.testing.assert_close(moved[name], 0.1 * gradients[name].sign(), atol=1e-4, rtol=1e-4)
+    assert not moved["fixed"].any()
+
+
 def test_the_vocabulary_is_what_is_said_most() -> None:
     counts = np.array([0, 5, 2, 5, 0, 9])
     kept = choose_vocabulary(counts, 4)
@@ -81,6 +106,13 @@ def test_the_vocabulary_is_what_is_said_most() -> None:
     assert draft_ids(kept, 6).tolist() == [-1, 0, 1, 2, -1, 3]
     with pytest.raises(ValueError, match="draft_vocab_size is 7, and must be between 1 and the target's 6"):
         choose_vocabulary(counts, 7)
+
+
+def test_a_vocabulary_that_is_added_to_keeps_its_tokens() -> None:
+    counts = np.array([0, 5, 2, 5, 0, 9])
+    assert choose_vocabulary(counts, 4, [0, 2]).tolist() == [0, 1, 2, 5]
+    assert choose_vocabulary(counts, 2, torch.tensor([0, 2])).tolist() == [0, 2]
+    assert counts.tolist() == [0, 5, 2, 5, 0, 9]
 
 
 def test_a_survey_counts_answers_of_training_samples_alone() -> None:

@@ -86,6 +86,8 @@ def write_shard(directory: Path, shard: Shard, *, vocab_size: int, with_states: 
     }
     staged = paths.samples.with_name(f".{paths.samples.name}")
     save_file(_columns(shard.answers, names, vocab_size), staged, metadata)
+    # That library lets nobody else read what it writes.
+    staged.chmod(directory.stat().st_mode & 0o666)
     _publish(staged, paths.samples)
     if not partial:
         remove_partial(directory, shard.number)

@@ -86,7 +86,10 @@ def check_free(directory: Path, *, replace: bool, holds: Callable[[Path], bool] 
     if not holds(directory):
         raise ValueError(f"{directory} is there already and holds no head; name another directory")
     if not replace:
-        raise ValueError(f"{directory} holds a head already; name another directory, or say that it is to be replaced")
+        raise ValueError(
+            f"{directory} holds a head already; name another directory, or say that it is to be replaced "
+            "(--force), with all that lies beside it"
+        )
 
 
 def _put(staged: Path, directory: Path, old: Path) -> None:

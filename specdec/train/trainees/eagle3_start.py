@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +89,16 @@ class Eagle3Weights(nn.Module):
         self.lm_head = noise(len(token_ids), size)
         self.input_layernorm, self.hidden_norm = nn.Parameter(torch.ones(size)), nn.Parameter(torch.ones(size))
         self.post_attention_layernorm, self.norm = nn.Parameter(torch.ones(size)), nn.Parameter(torch.ones(size))
+
+    @torch.no_grad()
+    def take(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """Take over the weights of a head with some of these tokens; the others keep their output rows. RuntimeError
+        where shapes differ."""
+        own = dict(kept)
+        rows = torch.searchsorted(self.token_ids, own.pop("token_ids"))
+        lm_head = self.lm_head.clone()
+        lm_head[rows] = own["lm_head"]
+        self.load_state_dict({**own, "lm_head": lm_head, "token_ids": self.token_ids})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Under the authors' names."""
