@@ -135,7 +135,8 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
             _path("--output", "-o", help="Where the head and its checkpoints go.", required=True, folder=True),
             _path(
                 "--start-from",
-                help="Begin with the weights of another run's checkpoint. Its vocabulary is kept, and a larger one adds to it.",
+                help="Begin with the weights of another run's checkpoint. Its vocabulary is kept; a larger one adds to "
+                "it.",
             ),
         ),
         "Recipe": (

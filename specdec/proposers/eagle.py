@@ -121,7 +121,7 @@ class EagleProposer:
 
     def _compute(self, rows: Many[ScheduledRow], features: Many[torch.Tensor]) -> torch.Tensor:
         """Compute committed tokens; outputs [n, hidden] at the sequences' ends."""
-        outputs = [torch.empty(0, self.head.hidden_size, dtype=self.kv.layout.dtype, device=self.context.device)]
+        outputs = [torch.empty(0, self.head.hidden_size, dtype=self.head.dtype, device=self.context.device)]
         flat, at = torch.cat([outputs[0], *features]), 0
         for part in parts(rows, self.context.max_num_batched_tokens):
             batch = Batch.build(Schedule(part), self.kv.block_size, self.context.device)

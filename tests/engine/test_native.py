@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from threading import Event, current_thread
 
@@ -16,9 +16,12 @@ from specdec import LLM, SamplingParams, SpeculationParams
 from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.engine.build import load_models
+from specdec.train.formats.eagle3 import write_eagle3
+from tests.engine.test_built_in_heads import FACTS
 from tests.engine.test_draft_files import PROMPTS, save
 from tests.engine.test_lossless import VARIATIONS
 from tests.toys import run
+from tests.train.formats.test_writing import eagle3_tensors
 
 PARAMETERS = VARIATIONS | {"allowed_token_ids": {"allowed_token_ids": [65, 66, 67]}}
 OPTIONS = {"dtype": "float32", "kv_cache_tokens": 1024, "block_size": 8, "verifier": "coupled"}
@@ -106,3 +109,25 @@ def test_two_engines_of_loaded_models_in_two_threads(folder: Path, monkeypatch: 
             others_are_done.set()
         assert found == expected
         assert answered.result() == expected
+
+
+@pytest.mark.parametrize("precision", [{}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
+def test_a_head_drafts_to_the_end_in_precisions_whose_states_are_wider(
+    precision: dict[str, str], folder: Path, tmp_path: Path
+) -> None:
+    """Where the last steps have nothing to draft, there are states of no token."""
+    write_eagle3(
+        tmp_path / "head", eagle3_tensors(FACTS, torch.float32, False, False), replace(FACTS, aux_layers=(0, 1, 2))
+    )
+    entry = {"method": "eagle3", "num_speculative_tokens": 3, "model": str(tmp_path / "head")}
+    options = {**OPTIONS, "dtype": "bfloat16", **precision}
+    with where_there_are_native_kernels():
+        llm = LLM(str(folder), kernels="native", speculative_config=entry, **options)
+    params = SamplingParams(temperature=0, max_tokens=9)
+    for prompt in PROMPTS:
+        plain, drafted = (
+            llm.generate(prompt, params, speculation=SpeculationParams(name))[0].outputs[0]
+            for name in ("none", "eagle3")
+        )
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.speculation.num_drafts >= 2
