@@ -62,5 +62,6 @@ def _for_auto(config: EngineConfig, shelf: HeadShelf) -> SpeculativeConfig | Non
     for head in shelf.of_target(config.model):
         if shelf.has(head):
             length = min(auto.num_speculative_tokens, head.draft_length)
-            return SpeculativeConfig(head.kind, length, {"model": str(shelf.path(head))})
+            settings = {"model": str(shelf.path(head)), "confidence_threshold": head.confidence_threshold}
+            return SpeculativeConfig(head.kind, length, settings)
     return None

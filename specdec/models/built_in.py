@@ -36,6 +36,8 @@ class BuiltInHead:
     licence: str
     draft_length: int
     """The longest draft that `auto` asks it for."""
+    confidence_threshold: float = 0.0
+    """How likely, by its own law, the path must be after which it goes on drafting there."""
     files: tuple[WeightsFile, ...] = ()
     """Other files that hold the model, beside the alias's own."""
 
@@ -139,6 +141,7 @@ SHELF = HeadShelf(
             description="EAGLE-3 for SmolLM2-135M-Instruct, trained with specdec",
             licence="Apache-2.0",
             draft_length=7,
+            confidence_threshold=0.1,
         ),
     ),
 )
