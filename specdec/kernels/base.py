@@ -15,7 +15,8 @@ from specdec.kernels.noise import NoiseKeys
 from specdec.kernels.weights import QuantizedWeight, Weight
 
 StepInputs = tuple[torch.Tensor | None, ...]
-"""What changes from step to step, in the order of `INPUTS`; the masks may be None."""
+"""What changes from step to step, in the order of `INPUTS`, of which the masks may be None; then what else a
+computation takes of each token, [T, ...] and contiguous."""
 
 INPUTS = (
     "token_ids",  # int64 [T]
@@ -76,6 +77,10 @@ class Kernels(Protocol):
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The sum of two [T, size]."""
+        ...
+
+    def concat(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x [T, a] and y [T, b] side by side: [T, a + b]."""
         ...
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -75,6 +75,10 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
+def concat(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, y), dim=-1)
+
+
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor
 

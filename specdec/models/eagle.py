@@ -7,10 +7,12 @@ slot of p and rotated as p. So position 0 has no entry: what lies in its slot is
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import nn
 
-from specdec.kernels import Kernels
+from specdec.kernels import Kernels, Program
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, finished_logits
 from specdec.models.head_config import EagleConfig
@@ -20,6 +22,7 @@ from specdec.models.quantize import SCHEMES, Scheme, pack_parts
 from specdec.models.rope import RopeTable
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache, KVLayout
+from specdec.step.model import Computed
 
 FIRST_ENTRY = 1
 """The first position that has an entry."""
@@ -30,6 +33,7 @@ class FusedInput(nn.Module):
 
     def __init__(self, config: EagleConfig, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         size = config.model.hidden_size
         self.fc = Linear(2 * size, size, config.fc_bias, kernels)
 
@@ -38,7 +42,7 @@ class FusedInput(nn.Module):
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, H] each -> the attention's input and the residual, [T, H] each."""
-        fused = self.fc(torch.cat((embedded, features), dim=-1))
+        fused = self.fc(self.kernels.concat(embedded, features))
         return fused, fused
 
 
@@ -47,6 +51,7 @@ class NormedInput(nn.Module):
 
     def __init__(self, config: EagleConfig, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         size = config.model.hidden_size
         self.fc = Linear(config.feature_size, size, config.fc_bias, kernels)
         self.input_norm = RMSNorm(size, config.model, kernels)
@@ -60,7 +65,7 @@ class NormedInput(nn.Module):
     def forward(self, embedded: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, H] each -> the attention's input [T, 2 * H] and the residual [T, H]."""
         normed = self.hidden_norm(features)
-        both = torch.cat((self.input_norm(embedded), normed), dim=-1)
+        both = self.kernels.concat(self.input_norm(embedded), normed)
         return both, normed if self.norm_before_residual else features
 
 
@@ -69,6 +74,7 @@ class HeadLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, input_size: int, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         self.attention = Attention(config, config.layers[0], kernels, input_size=input_size, first_entry=FIRST_ENTRY)
         self.mlp_norm = RMSNorm(config.hidden_size, config, kernels)
         self.mlp = MLP(config, kernels)
@@ -83,9 +89,8 @@ class HeadLayer(nn.Module):
         values: torch.Tensor,
     ) -> torch.Tensor:
         """Inputs [T, input_size], residual [T, H] -> [T, H]; caches are the layer's own."""
-        hidden = residual + self.attention(inputs, rotation, batch, keys, values)
-        out: torch.Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-        return out
+        hidden = self.kernels.add(residual, self.attention(inputs, rotation, batch, keys, values))
+        return self.kernels.add(hidden, self.mlp(self.mlp_norm(hidden)))
 
 
 class EagleHead(nn.Module):
@@ -105,6 +110,7 @@ class EagleHead(nn.Module):
         self.max_model_len = max_model_len
         # Bound methods: the target's parameters are not this module's.
         self._target_embed, self._target_matrix = target.embed_tokens.forward, target.output_matrix
+        self._shares_kernels = target.kernels is kernels
         self._soft_cap = None if is_eagle3 else target.config.final_soft_cap
         self.embed_tokens = Embedding(model.vocab_size, model.hidden_size, kernels) if config.own_embedding else None
         self.inputs = NormedInput(config, kernels) if is_eagle3 else FusedInput(config, kernels)
@@ -116,6 +122,8 @@ class EagleHead(nn.Module):
         self.rope = RopeTable(rope, max_model_len)
         self.register_buffer("draft_token_ids", None, persistent=False)
         self.kv_dtype: torch.dtype | None = None
+        self._programs: WeakKeyDictionary[KVCache, dict[bool, Program | None]] = WeakKeyDictionary()
+        """By whether it goes on to the logits."""
 
     def pack(self, scheme: Scheme = SCHEMES["none"]) -> None:
         """Give the loaded weights the form that the kernels are fastest with, quantised by the scheme."""
@@ -162,8 +170,45 @@ class EagleHead(nn.Module):
         `features` [T, H]: for a token at position p > 0, the combined features of position p - 1, or the head's own raw
         output there.
         """
+        program = self._program(kv, with_logits=False)
+        if program is None:
+            return self._compute(batch, kv, features.to(self.dtype))
+        return program((*batch.inputs(), features.to(self.dtype).contiguous()))[0]
+
+    def compute(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> Computed:
+        """The same, and the logits of all tokens and the largest of each."""
+        program = self._program(kv, with_logits=True)
+        if program is None:
+            hidden = self.forward(batch, kv, features)
+            return Computed(hidden, {}, self.compute_logits(hidden))
+        hidden, logits, *largest = program((*batch.inputs(), features.to(self.dtype).contiguous()))
+        return Computed(hidden, {}, logits, (largest[0], largest[1]))
+
+    def _program(self, kv: KVCache, *, with_logits: bool) -> Program | None:
+        """All of it over a cache as one program, None if the kernels have to be called one by one."""
+        programs = self._programs.setdefault(kv, {})
+        if with_logits not in programs:
+            programs[with_logits] = self._record(kv, with_logits=with_logits)
+        return programs[with_logits]
+
+    def _record(self, kv: KVCache, *, with_logits: bool) -> Program | None:
+        if not self._shares_kernels or (with_logits and self._soft_cap is not None):
+            return None  # the target's embedding is no kernel of these; no kernel caps logits
+        batch = Batch.placeholder()
+        features = torch.zeros(batch.num_tokens, self.hidden_size)
+
+        def compute() -> list[torch.Tensor]:
+            hidden = self._compute(batch, kv, features)
+            if not with_logits:
+                return [hidden]
+            logits = self.compute_logits(hidden)
+            return [hidden, logits, *self.kernels.largest(logits)]
+
+        return self.kernels.record(compute, (*batch.inputs(), features))
+
+    def _compute(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> torch.Tensor:
         embed = self._target_embed if self.embed_tokens is None else self.embed_tokens
-        inputs, residual = self.inputs(embed(batch.token_ids).to(self.dtype), features.to(self.dtype))
+        inputs, residual = self.inputs(embed(batch.token_ids).to(self.dtype), features)
         out: torch.Tensor = self.layer(inputs, residual, self.rope.tables, batch, kv.keys[0], kv.values[0])
         return out
 

@@ -15,7 +15,7 @@ from specdec.config import KV_CACHE_DTYPES, QUANTIZATIONS, unknown_name
 from specdec.core.scheduler import Schedule
 from specdec.core.sequence import Sequence
 from specdec.proposers.base import DraftModel, ProposalInput, ProposerContext, Wants
-from specdec.proposers.growing import Grower, Growth, check_confidence_threshold, check_sample_method, grown
+from specdec.proposers.growing import Grower, Growth, Guesses, check_confidence_threshold, check_sample_method, grown
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
 from specdec.proposers.shapes import TreeChoice
 from specdec.step.batch import Batch
@@ -115,7 +115,7 @@ class DraftModelProposer:
             start_growth(sequence, self._limit.reachable(sequence, length), self.kv.block_size)
             for sequence, length in zip(sequences, inp.lengths, strict=True)
         ]
-        return [*self._grower.grow(growths, self._catch_up(growths), self._step)]
+        return [*self._grower.grow(growths, Guesses(self._catch_up(growths)), self._step)]
 
     def _catch_up(self, growths: Many[Growth]) -> torch.Tensor:
         """Compute what the cache lacks of committed tokens; logits [n, vocab] after the last, of those that draft."""
@@ -126,9 +126,9 @@ class DraftModelProposer:
         ]
         return torch.cat(logits) if logits else torch.empty(0, self.context.vocab_size)
 
-    def _step(self, live: list[Growth]) -> torch.Tensor:
-        """Compute the frontiers; logits [n, vocab] after them."""
-        return self._forward(level_batch(live, self.kv.block_size, self.context.device))
+    def _step(self, live: list[Growth]) -> Guesses:
+        """Compute the frontiers."""
+        return Guesses(self._forward(level_batch(live, self.kv.block_size, self.context.device)))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Logits at the batch's logits positions over the target's vocabulary: what the draft lacks is -inf."""

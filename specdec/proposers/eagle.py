@@ -16,7 +16,7 @@ from specdec.core.sequence import Sequence
 from specdec.models.eagle import FIRST_ENTRY, EagleHead
 from specdec.proposers.base import ProposalInput, ProposerContext, TargetStates, Wants
 from specdec.proposers.features import FeatureStore
-from specdec.proposers.growing import Grower, Growth, Vocabulary, grown
+from specdec.proposers.growing import Grower, Growth, Guesses, Vocabulary, grown
 from specdec.proposers.heads import HeadSettings
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
 from specdec.step.batch import Batch
@@ -67,15 +67,16 @@ class EagleProposer:
         combined = self._combine(states)
         is_lost, outputs = self._catch_up(growths, states, combined)
 
-        def step(live: list[Growth]) -> torch.Tensor:
-            """Compute the frontiers from the outputs at their parents; logits [n, vocab] after them."""
+        def step(live: list[Growth]) -> Guesses:
+            """Compute the frontiers from the outputs at their parents."""
             nonlocal outputs
             above = [growth.rows[growth.parents[node]] for growth in live for node in growth.frontier]
             batch = level_batch(live, self.kv.block_size, self.context.device)
-            outputs = self.head.forward(batch, self.kv, outputs[above])
-            return self.head.compute_logits(outputs)
+            computed = self.head.compute(batch, self.kv, outputs[above])
+            outputs = computed.hidden
+            return Guesses(computed.logits, computed.largest)
 
-        drafts = self._grower.grow(growths, self.head.compute_logits(outputs), step)
+        drafts = self._grower.grow(growths, Guesses(self.head.compute_logits(outputs)), step)
         # Only now: had anything failed, the next call would go on from where this one did.
         for sequence, own, features in zip(sequences, states, combined, strict=True):
             if own is not None and features is not None:

@@ -230,8 +230,15 @@ class Vocabulary:
         return None if num_logits == size else Vocabulary(torch.arange(num_logits), size)
 
 
-Step = Callable[[list[Growth]], torch.Tensor]
-"""Logits after each frontier node of the growths, in order: [n, vocab], or over the draft's own vocabulary."""
+class Guesses(NamedTuple):
+    """What may follow each frontier node of some growths, in order."""
+
+    logits: torch.Tensor  # [n, vocab], or over the draft's own vocabulary
+    largest: tuple[torch.Tensor, torch.Tensor] | None = None
+    """`Kernels.largest` of the logits, where it was found in passing."""
+
+
+Step = Callable[[list[Growth]], Guesses]
 
 
 class Grower:
@@ -261,21 +268,21 @@ class Grower:
         self._least = math.log(confidence_threshold) if confidence_threshold > 0 else -math.inf
         self._needs_scores = shape.needs_scores or confidence_threshold > 0
 
-    def grow(self, growths: Many[Growth], logits: torch.Tensor, step: Step) -> list[Draft]:
-        """A draft of each; `logits` [n, vocab] follow the last committed tokens of those with a frontier."""
+    def grow(self, growths: Many[Growth], guesses: Guesses, step: Step) -> list[Draft]:
+        """A draft of each; `guesses` follow the last committed tokens of those with a frontier."""
         live = [growth for growth in growths if growth.frontier]
         while live:
             firsts = [len(growth.token_ids) for growth in live]
-            self._branch(live, logits)
+            self._branch(live, guesses)
             for growth, first in zip(live, firsts, strict=True):
                 self.shape.advance(growth, first)
                 growth.frontier = [node for node in growth.frontier if growth.score_of(node) >= self._least]
             live = [growth for growth in live if growth.frontier]
             if live:
-                logits = step(live)
+                guesses = step(live)
         return [self._draft(growth) for growth in growths]
 
-    def _branch(self, live: Many[Growth], logits: torch.Tensor) -> None:
+    def _branch(self, live: Many[Growth], guesses: Guesses) -> None:
         """Add children to every frontier node."""
         nodes = [(growth, node) for growth in live for node in growth.frontier]
         for row, (growth, node) in enumerate(nodes):
@@ -284,13 +291,15 @@ class Grower:
         rows = [_sampling_row(growth, node) for growth, node in nodes]
         if self.vocabulary is not None:
             if all(map(asks_nothing, rows)):
-                children = self._likeliest(logits, ranks, self.vocabulary.token_ids)
+                children = self._likeliest(guesses, ranks, self.vocabulary.token_ids)
                 self._add(nodes, children, _first_scores(children))
                 return
-            logits = self.vocabulary.over_target(logits)
-        processed = process_logits(logits, rows, self.kernels)
+            guesses = Guesses(self.vocabulary.over_target(guesses.logits))
+        processed = process_logits(guesses.logits, rows, self.kernels)
+        if processed is not guesses.logits:
+            guesses = Guesses(processed)
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
-        children = self._likeliest(processed, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
+        children = self._likeliest(guesses, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
         best = _first_scores(children)
         if drawn:
             counts = [len(ranks[i]) for i in drawn]
@@ -315,17 +324,17 @@ class Grower:
         return self.draws and not growth.sequence.request.params.is_greedy
 
     def _likeliest(
-        self, processed: torch.Tensor, ranks: Many[Many[int]], token_ids: torch.Tensor | None = None
+        self, guesses: Guesses, ranks: Many[Many[int]], token_ids: torch.Tensor | None = None
     ) -> list[list[Child]]:
         """The tokens of the wanted ranks after each row of logits [n, vocab]; `token_ids` [vocab] names them."""
-        width = min(max(max(own) for own in ranks) + 1, processed.shape[-1])
+        logits = guesses.logits
+        width = min(max(max(own) for own in ranks) + 1, logits.shape[-1])
         if width == 1:
-            tokens = self.kernels.largest(processed)[0][:, None]
-            best = processed.gather(-1, tokens)
+            tokens, best = (each[:, None] for each in guesses.largest or self.kernels.largest(logits))
         else:
-            best, tokens = processed.topk(width, dim=-1)
+            best, tokens = logits.topk(width, dim=-1)
         if self._needs_scores:
-            best = best - processed.logsumexp(dim=-1, keepdim=True)
+            best = best - self.kernels.logsumexp(logits)[:, None]
         if token_ids is not None:
             tokens = token_ids[tokens]
         return [

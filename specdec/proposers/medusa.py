@@ -12,7 +12,7 @@ import torch
 from specdec.core.sequence import Sequence
 from specdec.models.medusa import MedusaHead
 from specdec.proposers.base import ProposalInput, ProposerContext, Wants
-from specdec.proposers.growing import ROOT, Grower, Growth, Vocabulary, grown
+from specdec.proposers.growing import ROOT, Grower, Growth, Guesses, Vocabulary, grown
 from specdec.proposers.heads import HeadSettings
 from specdec.step.kv_cache import KVCache
 from specdec.types import Draft
@@ -55,16 +55,16 @@ class MedusaProposer:
                 growth.frontier = [ROOT]
             growths.append(growth)
         if not hidden:
-            return [*self._grower.grow(growths, torch.empty(0), _no_step)]
+            return [*self._grower.grow(growths, Guesses(torch.empty(0)), _no_step)]
         logits = self.head.forward(torch.stack(hidden))  # [heads, n, Vd]
         own = {id(growth): row for row, growth in enumerate(growth for growth in growths if growth.frontier)}
 
-        def step(live: list[Growth]) -> torch.Tensor:
+        def step(live: list[Growth]) -> Guesses:
             depth = live[0].depth_of(live[0].frontier[0])
-            return logits[depth][[own[id(growth)] for growth in live for _ in growth.frontier]]
+            return Guesses(logits[depth][[own[id(growth)] for growth in live for _ in growth.frontier]])
 
-        return [*self._grower.grow(growths, logits[0], step)]
+        return [*self._grower.grow(growths, Guesses(logits[0]), step)]
 
 
-def _no_step(live: list[Growth]) -> torch.Tensor:
+def _no_step(live: list[Growth]) -> Guesses:
     raise AssertionError("nothing grows")

@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 
-import numpy as np
 import torch
 
 from specdec.core.scheduler import ScheduledRow
 from specdec.core.sequence import Sequence
 from specdec.proposers.growing import ROOT, Growth
-from specdec.step.batch import Batch
+from specdec.step.batch import Batch, DraftTokens
 from specdec.types import ProposerWarning
 
 
@@ -74,31 +73,20 @@ def parts(rows: Many[ScheduledRow], budget: int) -> Iterator[tuple[ScheduledRow,
 
 def level_batch(live: Many[Growth], block_size: int, device: torch.device) -> Batch:
     """The frontier nodes of the growths, to be computed at their slots."""
-    tables = np.zeros((len(live), max(len(growth.sequence.block_table) for growth in live)), np.int32)
-    token_ids: list[int] = []
-    positions: list[int] = []
-    entries: list[int] = []
-    masks: list[int] = []
-    for table, growth in zip(tables, live, strict=True):
-        committed = growth.sequence.num_tokens
-        table[: len(growth.sequence.block_table)] = growth.sequence.block_table
-        for node in growth.frontier:
-            token_ids.append(growth.token_ids[node])
-            positions.append(committed + growth.depths[node] - 1)
-            entries.append(committed + growth.places[node])
-            masks.append(growth.masks[node])
     # A node that is all of its level sees all that is before it, if it also was so in the levels above.
     is_chain = all(
         growth.masks[growth.frontier[-1]] == (2 << growth.places[growth.frontier[-1]]) - 1 for growth in live
     )
-    return Batch.of_drafts(
-        np.array(token_ids),
-        np.array(positions),
-        np.array(entries),
-        np.array([len(growth.frontier) for growth in live]),
-        np.array([growth.sequence.num_tokens for growth in live]),
-        tables,
-        None if is_chain else np.array(masks, np.uint64),
-        block_size,
-        device,
+    return Batch.of_drafts([_level(growth, is_chain) for growth in live], block_size, device)
+
+
+def _level(growth: Growth, is_chain: bool) -> DraftTokens:
+    committed, frontier = growth.sequence.num_tokens, growth.frontier
+    return DraftTokens(
+        growth.sequence.block_table,
+        committed,
+        token_ids=[growth.token_ids[node] for node in frontier],
+        positions=[committed + growth.depths[node] - 1 for node in frontier],
+        entries=[committed + growth.places[node] for node in frontier],
+        masks=None if is_chain else [growth.masks[node] for node in frontier],
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,20 @@ def _signed(mask: int) -> int:
 
 CHAIN_MASKS = tuple(_signed((2 << node) - 1) for node in range(64))
 """Ancestor masks of a chain: node j sees nodes 0..j."""
+
+
+class DraftTokens(NamedTuple):
+    """Drafted tokens of a sequence that a proposer computes itself; one of each list for every token."""
+
+    block_table: list[int]
+    num_committed: int
+    token_ids: list[int]
+    positions: list[int]
+    entries: list[int]
+    """Where in the sequence their KV goes."""
+    masks: list[int] | None
+    """Which draft nodes each sees, itself included, as bits; None: all that is before it. Of some sequences of a batch
+    and not of others they cannot be None."""
 
 
 @dataclass(frozen=True)
@@ -103,44 +118,45 @@ class Batch:
         )
 
     @staticmethod
-    def of_drafts(
-        token_ids: np.ndarray,
-        positions: np.ndarray,
-        entries: np.ndarray,
-        counts: np.ndarray,
-        committed_lens: np.ndarray,
-        block_tables: np.ndarray,
-        ancestor_masks: np.ndarray | None,
-        block_size: int,
-        device: torch.device,
-    ) -> Batch:
-        """Drafted tokens of B rows that a proposer computes itself, logits wanted after each.
-
-        Row b has `counts[b]` of the T tokens. `token_ids`, `positions` and `entries`, where in the row their KV goes,
-        are int64 [T], `counts` and `committed_lens` int64 [B], `block_tables` int32 [B, max blocks of a row],
-        `ancestor_masks` uint64 [T]. Without masks every row sees all that is before it, as if it were committed.
-        """
-        rows = np.repeat(np.arange(len(counts)), counts)
-        starts = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=starts[1:])
-        slots = block_tables[rows, entries // block_size].astype(np.int64) * block_size + entries % block_size
-        seq_lens = (np.maximum.reduceat(entries, starts[:-1]) + 1).astype(np.int32)
-
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
+    def of_drafts(drafts: Sequence[DraftTokens], block_size: int, device: torch.device) -> Batch:
+        """Drafted tokens of B rows that a proposer computes itself, logits wanted after each."""
+        seq_lens = [max(draft.entries) + 1 for draft in drafts]
+        starts = [0, *accumulate(len(draft.entries) for draft in drafts)]
+        sees_all = all(draft.masks is None for draft in drafts)
+        slots = [
+            draft.block_table[entry // block_size] * block_size + entry % block_size
+            for draft in drafts
+            for entry in draft.entries
+        ]
+        masks = [] if sees_all else [_signed(mask) for draft in drafts for mask in draft.masks or ()]
+        long = _tensors(
+            [
+                [*chain.from_iterable(draft.token_ids for draft in drafts)],
+                [*chain.from_iterable(draft.positions for draft in drafts)],
+                slots,
+                masks,
+                range(starts[-1]),
+            ],
+            np.int64,
+            device,
+        )
+        width = max(len(draft.block_table) for draft in drafts)
+        tables = [block for draft in drafts for block in _padded(draft.block_table, width)]
+        # What is seen whole may as well be committed.
+        committed = seq_lens if sees_all else [draft.num_committed for draft in drafts]
+        short = _tensors([starts, seq_lens, committed, tables], np.int32, device)
         return Batch(
-            token_ids=tensor(token_ids),
-            positions=tensor(positions),
-            slot_mapping=tensor(slots),
-            query_start_loc=tensor(starts),
-            seq_lens=tensor(seq_lens),
-            committed_lens=tensor(seq_lens if ancestor_masks is None else committed_lens.astype(np.int32)),
-            block_tables=tensor(block_tables),
-            ancestor_masks=None if ancestor_masks is None else tensor(ancestor_masks.view(np.int64)),
-            logits_indices=torch.arange(len(token_ids), device=device),
+            token_ids=long[0],
+            positions=long[1],
+            slot_mapping=long[2],
+            query_start_loc=short[0],
+            seq_lens=short[1],
+            committed_lens=short[2],
+            block_tables=short[3].view(len(drafts), width),
+            ancestor_masks=None if sees_all else long[3],
+            logits_indices=long[4],
             rows=(),
-            logits_start=tuple(starts.tolist()),
+            logits_start=tuple(starts),
         )
 
 

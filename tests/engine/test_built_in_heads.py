@@ -72,7 +72,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shelf(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> HeadShelf:
     weights = folder / "model.safetensors"
     known = WeightsFile(weights.stat().st_size, file_sha256(weights))
-    head = BuiltInHead(NAME, "eagle3", "tiny", "a head", "Apache-2.0", draft_length=5, confidence_threshold=0.05, files=(known,))
+    head = BuiltInHead(
+        NAME, "eagle3", "tiny", "a head", "Apache-2.0", draft_length=5, confidence_threshold=0.05, files=(known,)
+    )
     shelf = HeadShelf(tmp_path_factory.mktemp("heads"), (head,))
     torch.manual_seed(0)
     write_eagle3(shelf.path(head), eagle3_tensors(FACTS, torch.float32, False, False), FACTS, dtype="int8")
@@ -217,7 +219,9 @@ def test_auto_asks_a_proposer_from_outside_whether_it_has_kv(folder: Path, shelf
 
 
 @pytest.mark.parametrize(("k", "length"), [(16, 5), (3, 3)])
-def test_how_long_its_drafts_are_in_auto_and_where_they_end(k: int, length: int, folder: Path, shelf: HeadShelf) -> None:
+def test_how_long_its_drafts_are_in_auto_and_where_they_end(
+    k: int, length: int, folder: Path, shelf: HeadShelf
+) -> None:
     asked = config(folder, {"method": "auto", "num_speculative_tokens": k})
     added = choose_heads(asked, shelf).for_auto
     assert added is not None

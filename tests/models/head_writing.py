@@ -38,6 +38,7 @@ def target(
     max_model_len: int = MAX_LEN,
     dtype: torch.dtype = torch.float64,
     soft_cap: float | None = None,
+    kernels: Kernels = reference,
 ) -> Decoder:
     """A llama with random weights."""
     config = ModelConfig(
@@ -52,7 +53,7 @@ def target(
         layers=(LayerConfig(rope=RopeConfig(rotary_dim=8)),) * num_layers,
         final_soft_cap=soft_cap,
     )
-    decoder = Decoder(config, reference, max_model_len)
+    decoder = Decoder(config, kernels, max_model_len)
     torch.manual_seed(5)
     for module in decoder.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -15,9 +15,10 @@ from specdec.models.eagle import EagleHead
 from specdec.types import Draft
 from tests.models.head_cases import CASES, Pair, difference, features, prompt
 from tests.models.head_stepping import chain_outputs, chunked_outputs, path_to, tree_outputs
-from tests.models.head_writing import VOCAB, load_eagle
+from tests.models.head_writing import VOCAB, load_eagle, target
 from tests.models.row_by_row import RowByRow
 from tests.models.stepping import Span, Stepper
+from tests.native import NativeKernels
 
 
 @pytest.fixture(params=CASES, scope="module")
@@ -195,3 +196,29 @@ def test_a_fault_in_reading_shows(
     assert parity(pair, pair.head) < 1e-9
     monkeypatch.setattr(module, function, fault(getattr(module, function)))
     assert parity(pair, load_eagle(pair.directory, pair.target)) > 1e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_native_kernels_it_is_one_program_with_the_bits_of_its_calls(
+    name: str, tmp_path: Path, native: NativeKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(name, tmp_path, torch.float32)
+    kernels = native.backend(num_threads=2)
+    head = load_eagle(pair.directory, target(dtype=torch.float32, kernels=kernels), kernels=kernels)
+    assert parity(pair, head) < 1e-4
+    tokens, combined = prompt(12), pair.combined(11).float()
+    stepper = Stepper(head)
+    batch = stepper.batch([Span(stepper.sequence(tokens), 1, 11)])
+    outputs, computed = head(batch, stepper.kv, combined), head.compute(batch, stepper.kv, combined)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(kernels), "record", lambda *_: None)
+        head._programs.clear()
+        one_by_one = head.compute(batch, stepper.kv, combined)
+    assert computed.largest is not None
+    assert one_by_one.largest is None
+    for logits in (head.compute_logits(outputs), one_by_one.logits):
+        assert torch.equal(computed.logits, logits)
+        assert torch.equal(computed.largest[0], logits.argmax(-1))
+        assert torch.equal(computed.largest[1], logits.amax(-1))
+    assert torch.equal(computed.hidden, outputs)
+    assert torch.equal(one_by_one.hidden, outputs)

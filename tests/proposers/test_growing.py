@@ -10,7 +10,7 @@ import torch
 
 from specdec.core.sequence import Sequence
 from specdec.kernels import reference
-from specdec.proposers.growing import ROOT, ConfidenceShape, FixedShape, Grower, Growth, Shape
+from specdec.proposers.growing import ROOT, ConfidenceShape, FixedShape, Grower, Growth, Guesses, Shape
 from specdec.proposers.shapes import TreeChoice
 from specdec.sampling.process import SamplingRow
 from specdec.sampling.verify import verify
@@ -34,8 +34,8 @@ def guess(path: Many[int]) -> torch.Tensor:
     return scripted_logits((7, *path), VOCABULARY)
 
 
-def step(live: Many[Growth]) -> torch.Tensor:
-    return torch.stack([guess(growth.path(node)) for growth in live for node in growth.frontier])
+def step(live: Many[Growth]) -> Guesses:
+    return Guesses(torch.stack([guess(growth.path(node)) for growth in live for node in growth.frontier]))
 
 
 def grow(
@@ -57,7 +57,7 @@ def grow(
         keeps_kv=True,
         confidence_threshold=confidence,
     )
-    return grower.grow(growths, guess(()).expand(len(samples), -1), step)
+    return grower.grow(growths, Guesses(guess(()).expand(len(samples), -1)), step)
 
 
 def path_of(draft: Draft, node: int) -> tuple[int, ...]:
@@ -207,6 +207,6 @@ def test_room_limits_what_is_computed() -> None:
     """A node without a slot gets no children."""
     growth = Growth(sample(0, SamplingParams(temperature=0)), DEPTH, room=1, frontier=[ROOT])
     grower = Grower("x", FixedShape(TREE), reference, "auto", samples=True, keeps_kv=True)
-    (draft,) = grower.grow([growth], guess(())[None], step)
+    (draft,) = grower.grow([growth], Guesses(guess(())[None]), step)
     assert draft.parents == (-1, -1, 0, 0)
     assert draft.num_kv_tokens == 1

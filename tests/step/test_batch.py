@@ -1,11 +1,10 @@
 """The ragged batch: spans, slots, masks and logits rows, chains and trees."""
 
-import numpy as np
 import torch
 
 from specdec.core.scheduler import Schedule, ScheduledRow
 from specdec.kernels import reference
-from specdec.step.batch import Batch
+from specdec.step.batch import Batch, DraftTokens
 from specdec.step.kv_cache import KVCache, KVLayout
 from specdec.step.paths import path_moves
 from specdec.types import Draft, Verdict
@@ -89,9 +88,12 @@ def test_only_what_does_not_lie_in_place_is_moved() -> None:
 
 
 def test_drafted_tokens_are_rows_of_their_own() -> None:
-    tables = np.array([[3, 5], [7, 0]], np.int32)
-    places, one = np.array([5, 2]), np.array([1, 1])
-    batch = Batch.of_drafts(np.array([11, 12]), places, places, one, places, tables, None, 4, CPU)
+    batch = Batch.of_drafts(
+        [DraftTokens([3, 5], 4, [11], [5], [5], None), DraftTokens([7], 2, [12], [2], [2], None)], 4, CPU
+    )
+    assert batch.token_ids.tolist() == [11, 12]
+    assert batch.positions.tolist() == [5, 2]
+    assert batch.block_tables.tolist() == [[3, 5], [7, 0]]
     assert batch.slot_mapping.tolist() == [5 * 4 + 1, 7 * 4 + 2]
     assert batch.seq_lens.tolist() == batch.committed_lens.tolist() == [6, 3]
     assert batch.query_start_loc.tolist() == [0, 1, 2]
@@ -101,15 +103,11 @@ def test_drafted_tokens_are_rows_of_their_own() -> None:
 
 def test_drafted_trees_go_where_their_masks_say() -> None:
     """Row 0 computes two siblings and row 1 one node under a node computed before."""
-    tables = np.array([[3, 5], [7, 0]], np.int32)
     batch = Batch.of_drafts(
-        np.array([11, 12, 13]),
-        np.array([5, 5, 3]),
-        np.array([5, 6, 3]),
-        np.array([2, 1]),
-        np.array([5, 2]),
-        tables,
-        np.array([1, 2, 3], np.uint64),
+        [
+            DraftTokens([3, 5], 5, [11, 12], [5, 5], [5, 6], [1, 2]),
+            DraftTokens([7], 2, [13], [3], [3], [(1 << 63) + 1]),
+        ],
         4,
         CPU,
     )
@@ -118,5 +116,5 @@ def test_drafted_trees_go_where_their_masks_say() -> None:
     assert batch.seq_lens.tolist() == [7, 4]
     assert batch.committed_lens.tolist() == [5, 2]
     assert batch.ancestor_masks is not None
-    assert batch.ancestor_masks.tolist() == [1, 2, 3]
+    assert batch.ancestor_masks.tolist() == [1, 2, 1 - (1 << 63)]
     assert batch.logits_start == (0, 2, 3)

@@ -125,6 +125,15 @@ class CpuKernels:
         self._do(Call(ADD, (x, y, out), sizes, out=(2,)), len(x))
         return out
 
+    def concat(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = x.shape[-1], y.shape[-1]
+        out = torch.empty(len(x), left + right)
+        # What the first call makes is all of the result; the second fills its part of that.
+        self._do(Call(SCALE, (x, None, out), (left, _row_stride(x), 0, left + right), (1.0,), out=(2,)), len(x))
+        part = out[:, left:]
+        self._do(Call(SCALE, (y, None, part), (right, _row_stride(y), 0, left + right), (1.0,)), len(y))
+        return out
+
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         out = torch.empty(x.shape)
         self._do(
@@ -205,7 +214,7 @@ class CpuKernels:
         inputs = (None, positions, None, *rows)
         recorder = self._recording.recorder
         if recorder is not None:
-            own = [t for name, t in zip(INPUTS, recorder.inputs, strict=True) if name in _ATTENDED]
+            own = [t for name, t in zip(INPUTS, recorder.inputs, strict=False) if name in _ATTENDED]
             assert all(a is b for a, b in zip(own, (positions, *rows), strict=True)), "inputs of another step"
         self._do(call, tokens, inputs)
         return out

@@ -22,7 +22,7 @@ _MULTIPLE = 12
 
 def split_step(inputs: StepInputs, most: int = MOST_TOKENS) -> Iterator[tuple[slice, StepInputs]]:
     """The parts of a step, of about the same size and at most `most` tokens, each with its place among the tokens."""
-    tokens, positions, slots, query_start, seq_lens, committed_lens, tables, masks = inputs
+    tokens, positions, slots, query_start, seq_lens, committed_lens, tables, masks, *others = inputs
     assert tokens is not None
     assert query_start is not None
     count = len(tokens)
@@ -39,7 +39,7 @@ def split_step(inputs: StepInputs, most: int = MOST_TOKENS) -> Iterator[tuple[sl
         starts = query_start[row : end + 1].clamp(own.start, own.stop) - own.start
         of_tokens = (_cut(tensor, own) for tensor in (tokens, positions, slots))
         of_rows = (_cut(tensor, slice(row, end)) for tensor in (seq_lens, committed_lens, tables))
-        yield own, (*of_tokens, starts, *of_rows, _cut(masks, own))
+        yield own, (*of_tokens, starts, *of_rows, *(_cut(tensor, own) for tensor in (masks, *others)))
 
 
 def _cut(tensor: torch.Tensor | None, part: slice) -> torch.Tensor | None:

@@ -219,6 +219,9 @@ def test_gates_sums_and_factors(
     y = torch.randn(rows, 2 * size)
     assert torch.equal(kernels.add(given_x, strided(y, 2, before)), x + y)
     assert torch.equal(kernels.scale(given_x, 2.7), x * 2.7)
+    narrow = torch.full((rows, size), float("nan"))
+    both = kernels.concat(strided(narrow, 1, before), given_x)
+    assert torch.equal(both.nan_to_num(7.0), torch.cat((torch.full_like(narrow, 7.0), x), dim=-1))
 
 
 @EXAMPLES

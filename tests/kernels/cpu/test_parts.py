@@ -13,25 +13,27 @@ Token = tuple[int, ...]
 
 
 def step(counts: list[int], *, has_masks: bool) -> StepInputs:
-    """Rows of so many tokens, every number of it different."""
+    """Rows of so many tokens, every number of it different, and two more of each token."""
     total, rows = sum(counts), len(counts)
     long = torch.arange(4 * total).view(4, total)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     short = torch.arange(2 * rows, dtype=torch.int32).view(2, rows)
     tables = torch.arange(3 * rows, dtype=torch.int32).view(rows, 3)
-    return (*long[:3], starts, *short, tables, long[3] if has_masks else None)
+    more = torch.arange(2 * total, dtype=torch.float32).view(total, 2)
+    return (*long[:3], starts, *short, tables, long[3] if has_masks else None, more)
 
 
 def by_token(inputs: StepInputs) -> list[Token]:
     """What each token is computed from, and which of its row's it is, counted from the row's end."""
-    tokens, positions, slots, starts, seq_lens, committed, tables, masks = inputs
+    tokens, positions, slots, starts, seq_lens, committed, tables, masks, more = inputs
     found = []
     assert starts is not None
+    assert more is not None
     for row, (first, last) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         for t in range(first, last):
             own = [tensor[t].item() for tensor in (tokens, positions, slots, masks) if tensor is not None]
             shared = [tensor[row].tolist() for tensor in (seq_lens, committed, tables) if tensor is not None]
-            found.append((*own, str(shared)))
+            found.append((*own, *more[t].tolist(), str(shared)))
     return found
 
 

@@ -46,6 +46,26 @@ def test_a_program_does_what_its_calls_do(native: NativeKernels) -> None:
             assert torch.equal(result, expected)
 
 
+def test_a_program_takes_more_of_each_token_than_a_step_has(native: NativeKernels) -> None:
+    kernels = native.backend(num_threads=3)
+    table, matrix = kernels.pack(torch.randn(2000, 24)), kernels.pack(torch.randn(40, 56))
+    step, more = inputs(2), torch.randn(2, 32)
+
+    def compute(ids: torch.Tensor, given: torch.Tensor) -> list[torch.Tensor]:
+        both = kernels.concat(kernels.embedding(ids, table), given)
+        hidden = kernels.linear(both, matrix)
+        return [hidden, both, *kernels.largest(hidden)]
+
+    assert step[0] is not None
+    ids = step[0]
+    program = kernels.record(lambda: compute(ids, more), (*step, more))
+    assert program is not None
+    for count in (1, 37, 2, 700):
+        given = torch.randn(count, 32)
+        for result, expected in zip(program((*inputs(count), given)), compute(torch.arange(count), given), strict=True):
+            assert torch.equal(result, expected)
+
+
 def test_any_number_of_threads_gives_the_same_bits(native: NativeKernels) -> None:
     """More threads than cores, panels and rows, and contexts that work at the same time."""
     table, matrix = torch.randn(50, 24), torch.randn(200, 24)
