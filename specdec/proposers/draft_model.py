@@ -20,6 +20,7 @@ from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, part
 from specdec.proposers.shapes import TreeChoice
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
+from specdec.step.model import compute
 from specdec.types import Draft
 
 METHOD = "draft"
@@ -121,21 +122,23 @@ class DraftModelProposer:
         """Compute what the cache lacks of committed tokens; logits [n, vocab] after the last, of those that draft."""
         missing = [missing_row(growth, 0, self.draft_model.max_model_len) for growth in growths]
         logits = [
-            self._forward(Batch.build(Schedule(part), self.kv.block_size, self.context.device))
+            self._forward(Batch.build(Schedule(part), self.kv.block_size, self.context.device)).logits
             for part in parts([row for row in missing if row is not None], self.context.max_num_batched_tokens)
         ]
         return torch.cat(logits) if logits else torch.empty(0, self.context.vocab_size)
 
     def _step(self, live: list[Growth]) -> Guesses:
         """Compute the frontiers."""
-        return Guesses(self._forward(level_batch(live, self.kv.block_size, self.context.device)))
+        return self._forward(level_batch(live, self.kv.block_size, self.context.device))
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Logits at the batch's logits positions over the target's vocabulary: what the draft lacks is -inf."""
+    def _forward(self, batch: Batch) -> Guesses:
+        """What may follow the batch's logits positions, of the target's vocabulary: what the draft lacks is -inf."""
         own, wanted = self.draft_model.vocab_size, self.context.vocab_size
         if own < wanted:
             # Ids beyond the draft's are padding, so hardly ever there; as its last one they do no harm.
             batch = replace(batch, token_ids=batch.token_ids.clamp(max=own - 1))
-        hidden = self.model.forward(batch, self.kv)
-        logits = self.model.compute_logits(hidden[batch.logits_indices])[:, :wanted]
-        return torch.nn.functional.pad(logits, (0, wanted - logits.shape[1]), value=float("-inf"))
+        computed = compute(self.model, batch, self.kv)
+        if own == wanted:
+            return Guesses(computed.logits, computed.largest)
+        logits = computed.logits[:, :wanted]
+        return Guesses(torch.nn.functional.pad(logits, (0, wanted - logits.shape[1]), value=float("-inf")))
