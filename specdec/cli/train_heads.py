@@ -107,9 +107,12 @@ def _recipe_option(name: str, meaning: tuple[str, str, Any]) -> click.Option:
     return click.Option([flag_name], type=kind, metavar=metavar, help=f"{help}  [default: {default}]")
 
 
-def _path(*names: str, help: str, required: bool = False, folder: bool = False) -> click.Option:
+def _path(
+    *names: str, help: str, required: bool = False, folder: bool = False, multiple: bool = False
+) -> click.Option:
     kind = click.Path(exists=not folder, file_okay=not folder, dir_okay=folder, path_type=Path)
-    return click.Option(names, type=kind, metavar="DIR" if folder else "FILE", required=required, help=help)
+    metavar = "DIR" if folder else "FILE"
+    return click.Option(names, type=kind, metavar=metavar, required=required, help=help, multiple=multiple)
 
 
 def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
@@ -131,7 +134,13 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
     return {
         "Data": (
             model,
-            _path("--data", help="Training data, from `specdec train data`.", required=True, folder=True),
+            _path(
+                "--data",
+                help="Training data, from `specdec train data`. May be repeated.",
+                required=True,
+                folder=True,
+                multiple=True,
+            ),
             _path("--output", "-o", help="Where the head and its checkpoints go.", required=True, folder=True),
             _path(
                 "--start-from",

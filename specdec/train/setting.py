@@ -17,7 +17,7 @@ from specdec.train.data.features import CachedOrRecomputed, Recomputed
 from specdec.train.data.target import check_aux_layers, default_aux_layers, weights_sha256
 from specdec.train.loop import TrainingData
 from specdec.train.recipe import TrainConfig
-from specdec.train.samples import StateSource
+from specdec.train.samples import StateSource, joined, joined_states
 from specdec.train.survey import Survey, survey
 from specdec.train.target import TargetParts, read_target
 from specdec.train.trainees.eagle3 import Eagle3Plan, Eagle3Trainee
@@ -39,27 +39,35 @@ class Setting:
 
 
 def open_setting(
-    directory: Path, engine: EngineConfig, config: TrainConfig, asked: tuple[int, ...], tell: Tell
+    directories: Sequence[Path], engine: EngineConfig, config: TrainConfig, asked: tuple[int, ...], tell: Tell
 ) -> Setting:
-    """`engine` names the model and how its forward pass runs where states were not kept; `asked` are the auxiliary
-    layers, (): those of the data. ValueError for data of another model."""
-    dataset = open_dataset(directory)
+    """`directories` are of one target; `engine` names the model and how its forward pass runs where states were not
+    kept; `asked` are the auxiliary layers, (): those of the data. ValueError for data of another model."""
+    datasets = [open_dataset(directory) for directory in directories]
     path = resolve(engine.model, tell)
     sha256 = weights_sha256(path)
-    made_by = dataset.provenance["identity"].get("model", {})
-    if made_by.get("sha256", sha256) != sha256:
-        raise ValueError(
-            f"{directory} holds answers of {made_by.get('name')}, whose weights are not those of {engine.model}: give "
-            "the model that made them"
-        )
+    for dataset in datasets:
+        made_by = dataset.provenance["identity"].get("model", {})
+        if made_by.get("sha256", sha256) != sha256:
+            raise ValueError(
+                f"{dataset.directory} holds answers of {made_by.get('name')}, whose weights are not those of "
+                f"{engine.model}: give the model that made them"
+            )
     target = read_target(path)
-    layers = asked or dataset.aux_layers or default_aux_layers(target.config.num_layers)
+    kept = next((dataset.aux_layers for dataset in datasets if dataset.aux_layers), ())
+    layers = asked or kept or default_aux_layers(target.config.num_layers)
     check_aux_layers(layers, target.config.num_layers)
-    tell(f"looking over {len(dataset):,} samples")
-    looked = survey(dataset, target.config.vocab_size, config.run.held_out_share)
+    samples = joined(datasets)
+    tell(f"looking over {len(samples):,} samples")
+    looked = survey(samples, target.config.vocab_size, config.run.held_out_share)
     identity = {"name": engine.model, "sha256": sha256, "architecture": target.config.architecture}
-    origin = {"directory": directory.name, "samples": len(dataset), "counts": dataset.provenance["counts"]}
-    data = TrainingData(dataset, _states(dataset, engine, layers, tell), looked, origin)
+    origin = {
+        "directories": [
+            {"directory": each.directory.name, "samples": len(each), "counts": each.provenance["counts"]}
+            for each in datasets
+        ]
+    }
+    data = TrainingData(samples, _states(datasets, engine, layers, tell), looked, origin)
     return Setting(target, identity, data, layers)
 
 
@@ -73,14 +81,15 @@ class _Kept:
         return kept
 
 
-def _states(dataset: Dataset, engine: EngineConfig, layers: tuple[int, ...], tell: Tell) -> StateSource:
+def _states(datasets: Sequence[Dataset], engine: EngineConfig, layers: tuple[int, ...], tell: Tell) -> StateSource:
     """Those on disk; the target itself is loaded only where some are missing."""
-    if dataset.aux_layers == layers and all(shard.has_states for shard in dataset.shards):
-        return _Kept(dataset)
+    if all(each.aux_layers == layers and all(shard.has_states for shard in each.shards) for each in datasets):
+        return joined_states(datasets, [_Kept(dataset) for dataset in datasets])
     from specdec.engine.build import load_models
 
     tell("loading the model: not all of its states were kept")
-    return CachedOrRecomputed(dataset, Recomputed(load_models(engine, tell).model, layers))
+    recomputed = Recomputed(load_models(engine, tell).model, layers)
+    return joined_states(datasets, [CachedOrRecomputed(dataset, recomputed) for dataset in datasets])
 
 
 def eagle3(setting: Setting, config: TrainConfig, start_from: Path | None, tell: Tell) -> Eagle3Trainee:

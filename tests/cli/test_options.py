@@ -188,7 +188,7 @@ OPTIONS = {
     },
     "specdec train eagle3": {
         "--model": "smollm2-135m",
-        "--data": None,
+        "--data": "repeatable",
         "--output -o": None,
         "--start-from": None,
         "--config": None,
@@ -331,7 +331,7 @@ OPTIONS = {
     },
     "specdec train medusa": {
         "--model": "smollm2-135m",
-        "--data": None,
+        "--data": "repeatable",
         "--output -o": None,
         "--start-from": None,
         "--config": None,
@@ -350,7 +350,7 @@ OPTIONS = {
     },
     "specdec train draft": {
         "--model": "smollm2-135m",
-        "--data": None,
+        "--data": "repeatable",
         "--output -o": None,
         "--start-from": None,
         "--config": None,

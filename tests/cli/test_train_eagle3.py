@@ -89,6 +89,27 @@ def assert_grown(model: Path, data: Path, folder: Path) -> None:
     torch.testing.assert_close(after["fc"], before["fc"])
 
 
+def test_several_data_sets_are_trained_on_together(model: Path, data: Path, tmp_path: Path) -> None:
+    """Also where one has no states, which are computed anew."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"Why is {i} not {i}?"}) for i in range(5)), "utf-8")
+    more = tmp_path / "more"
+    made = ["--model", str(model), "--prompts", str(prompts), "-o", str(more), "--max-tokens=9"]
+    code, _, err = fake.run(["train", "data", *TINY, *made, "--temperatures=1"], None)
+    assert code == 0, err
+    asked = ["--model", model, *SHORT, "--json", "--epochs=1"]
+    counts = []
+    for number, folders in enumerate(([data], [more], [data, more])):
+        options = [option for folder in folders for option in ("--data", folder)]
+        code, _, err = eagle3(*asked, *options, "-o", tmp_path / str(number))
+        assert code == 0, err
+        assert ("not all of its states were kept" in err) == (more in folders)
+        told = json.loads((tmp_path / str(number) / "last.json").read_text())
+        assert [each["directory"] for each in told["data"]["directories"]] == [folder.name for folder in folders]
+        counts.append(told["progress"]["unique_answer_tokens"])
+    assert counts[2] == counts[0] + counts[1]
+
+
 def test_without_held_out_samples_the_figures_say_what_they_are_of(model: Path, data: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("run: {held_out_share: 0, evaluations: 1}")
