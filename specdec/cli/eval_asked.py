@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from specdec.cli.configure import DEFAULT_MEASURED, PROPOSER_OPTIONS, build_config, stated_settings, takes
 from specdec.cli.eval_options import DEFAULT_CONCURRENCY, AcceptanceOptions
 from specdec.cli.generate import ENGINE_OPTIONS
-from specdec.config import EngineConfig, SpeculativeConfig, check_verifier
+from specdec.config import AUTO, EngineConfig, SpeculativeConfig, check_verifier
 from specdec.eval.baseline import Baseline, read
 from specdec.eval.prompts import EvalPrompt
 from specdec.eval.tasks import load_tasks
@@ -160,6 +160,10 @@ def _configure(options: AcceptanceOptions, given: set[str]) -> tuple[EngineConfi
             known = entries.get(entry.method, entry)
             longest = max(known.num_speculative_tokens, entry.num_speculative_tokens)
             entries[entry.method] = replace(entry, num_speculative_tokens=longest)
+    if AUTO in entries:
+        # It chooses from all that the configuration lists, measured for themselves or not.
+        for entry in (entry for config in configs for entry in config.speculative if entry.method != "none"):
+            entries.setdefault(entry.method, entry)
     if not variants:
         raise ValueError("there is no proposer to measure; name some with --proposer, as in --proposer ngram,suffix")
     return replace(configs[0], speculative=tuple(entries.values())), tuple(variants)

@@ -210,6 +210,14 @@ def test_draft_options_and_configurations_are_those_of_generate(tmp_path: Path) 
     assert built.config.verifier == "auto"
 
 
+def test_auto_is_measured_with_all_that_is_listed_for_it_to_choose_from() -> None:
+    entries = '[{"method": "auto"}, {"method": "suffix", "num_speculative_tokens": 3}]'
+    for named, methods in (("auto", ["auto", "suffix"]), ("suffix", ["suffix"])):
+        out, _, built = evaluate(*QUICK, f"--proposer={named}", f"--speculative-config={entries}", "--json=-")
+        assert [entry.method for entry in built.config.speculative] == methods
+        assert {run.proposer for run in from_json(json.loads(out)).runs} == {named}
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
