@@ -107,9 +107,7 @@ def _recipe_option(name: str, meaning: tuple[str, str, Any]) -> click.Option:
     return click.Option([flag_name], type=kind, metavar=metavar, help=f"{help}  [default: {default}]")
 
 
-def _path(
-    *names: str, help: str, required: bool = False, folder: bool = False, multiple: bool = False
-) -> click.Option:
+def _path(*names: str, help: str, required: bool = False, folder: bool = False, multiple: bool = False) -> click.Option:
     kind = click.Path(exists=not folder, file_okay=not folder, dir_okay=folder, path_type=Path)
     metavar = "DIR" if folder else "FILE"
     return click.Option(names, type=kind, metavar=metavar, required=required, help=help, multiple=multiple)

@@ -62,6 +62,10 @@ def _for_auto(config: EngineConfig, shelf: HeadShelf) -> SpeculativeConfig | Non
     for head in shelf.of_target(config.model):
         if shelf.has(head):
             length = min(auto.num_speculative_tokens, head.draft_length)
-            settings = {"model": str(shelf.path(head)), "confidence_threshold": head.confidence_threshold}
+            settings = {
+                "model": str(shelf.path(head)),
+                "confidence_threshold": head.confidence_threshold,
+                "expected_acceptance": head.acceptance,
+            }
             return SpeculativeConfig(head.kind, length, settings)
     return None

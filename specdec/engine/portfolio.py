@@ -12,7 +12,7 @@ from specdec.core.scheduler import Scheduler
 from specdec.engine.calibration import draft_times, step_seconds
 from specdec.proposers.auto import auto_entry, is_tree, member_length, member_names
 from specdec.proposers.base import Proposer
-from specdec.proposers.registry import METHODS, num_nodes
+from specdec.proposers.registry import METHODS, check_settings, num_nodes
 from specdec.runner import Runner
 
 
@@ -47,6 +47,9 @@ def portfolio_members(config: EngineConfig, auto_length: int, loaded: Mapping[st
                 is_tree=_has_settings(name) and is_tree(entry),
                 has_kv=bool(proposer.kv_caches),
                 learns=proposer.wants.logits,
+                expected=tuple(getattr(check_settings(entry), "expected_acceptance", ()))
+                if _has_settings(name)
+                else (),
             )
         )
     with_kv = [member.name for member in found if member.has_kv]

@@ -38,6 +38,8 @@ class BuiltInHead:
     """The longest draft that `auto` asks it for."""
     confidence_threshold: float = 0.0
     """How likely, by its own law, the path must be after which it goes on drafting there."""
+    acceptance: tuple[float, ...] = ()
+    """Of these drafts by position, given that all before was accepted: what `auto` expects of it at first."""
     files: tuple[WeightsFile, ...] = ()
     """Other files that hold the model, beside the alias's own."""
 
@@ -142,6 +144,7 @@ SHELF = HeadShelf(
             licence="Apache-2.0",
             draft_length=7,
             confidence_threshold=0.1,
+            acceptance=(0.48, 0.58, 0.6, 0.6),
         ),
     ),
 )

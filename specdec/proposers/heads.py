@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.config import unknown_name
@@ -9,6 +10,13 @@ from specdec.proposers.growing import check_confidence_threshold, check_sample_m
 from specdec.proposers.shapes import TreeChoice
 
 _QUANTIZATIONS = ("none", "int8", "int4")
+
+
+def _check_shares(name: str, values: object) -> None:
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1 for value in values
+    ):
+        raise ValueError(f"{name} must be a list of shares, from 0 to 1 each; got {values!r}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,9 @@ class HeadSettings:
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
     head's law; "greedy" always takes its likeliest tokens. A draft ends where nothing would make its probability, by
     the head's own law, at least `confidence_threshold`.
+
+    `expected_acceptance` is what the proposer `auto` begins with, before it has seen drafts of its own: by position the
+    share of the head's tokens that are accepted where all before them were. It changes no draft.
     """
 
     model: str | None = None
@@ -29,6 +40,7 @@ class HeadSettings:
     quantization: str | None = None
     draft_sample_method: str = "probabilistic"
     confidence_threshold: float = 0.0
+    expected_acceptance: Sequence[float] = ()
     tree: str = TreeChoice.tree
     tree_nodes: int = TreeChoice.tree_nodes
     tree_width: int = TreeChoice.tree_width
@@ -42,6 +54,7 @@ class HeadSettings:
             raise ValueError(unknown_name("quantization of a draft head", self.quantization, _QUANTIZATIONS))
         check_sample_method(self.draft_sample_method)
         check_confidence_threshold(self.confidence_threshold)
+        _check_shares("expected_acceptance", self.expected_acceptance)
         TreeChoice(self.tree, self.tree_nodes, self.tree_width)
 
     @property

@@ -273,6 +273,10 @@ def test_a_draft_models_options_choose_the_proposer_and_win_over_the_file(
             "--draft-layers contradicts --proposer eagle: it is of the proposer",
         ),
         (["--proposer=eagle", "--draft-model="], "a draft head's model must be its directory or file (--draft-model)"),
+        (
+            ['--speculative-config={"method": "eagle", "model": "m", "expected_acceptance": [2]}'],
+            "expected_acceptance must be a list of shares, from 0 to 1 each; got [2]",
+        ),
         (["--draft-layers=2", "--draft-model=m"], "--draft-model and --draft-layers contradict each other"),
         (["--draft-layers=2", "--proposer=ngram"], "--draft-layers contradicts --proposer ngram"),
         (["--draft-model=m", '--speculative-config={"method": "ngram"}'], "contradicts --speculative-config"),

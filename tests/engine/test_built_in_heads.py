@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 from specdec import LLM, SamplingParams
 from specdec.config import EngineConfig
+from specdec.core.control.types import Member
 from specdec.engine import Engine
 from specdec.engine.build import build_engine, load_models
 from specdec.engine.built_in_heads import choose_heads
+from specdec.engine.portfolio import portfolio_members
 from specdec.kernels import QuantizedWeight
 from specdec.models.built_in import SHELF, BuiltInHead, HeadShelf, WeightsFile, file_sha256
 from specdec.proposers.auto import member_names
@@ -73,7 +75,15 @@ def shelf(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> HeadShelf:
     weights = folder / "model.safetensors"
     known = WeightsFile(weights.stat().st_size, file_sha256(weights))
     head = BuiltInHead(
-        NAME, "eagle3", "tiny", "a head", "Apache-2.0", draft_length=5, confidence_threshold=0.05, files=(known,)
+        NAME,
+        "eagle3",
+        "tiny",
+        "a head",
+        "Apache-2.0",
+        draft_length=5,
+        confidence_threshold=0.05,
+        acceptance=(0.5, 0.25),
+        files=(known,),
     )
     shelf = HeadShelf(tmp_path_factory.mktemp("heads"), (head,))
     torch.manual_seed(0)
@@ -227,6 +237,16 @@ def test_how_long_its_drafts_are_in_auto_and_where_they_end(
     assert added is not None
     assert added.num_speculative_tokens == length
     assert added.settings["confidence_threshold"] == 0.05
+    found = controllers_members(asked, shelf)
+    assert found["eagle3"].expected == (0.5, 0.25)
+    assert found["ngram"].expected == ()
+
+
+def controllers_members(asked: EngineConfig, shelf: HeadShelf) -> dict[str, Member]:
+    """What an engine's controller is told of whom it chooses from, by name."""
+    engine = build_engine(asked, shelf=shelf)
+    assert engine.config is not None
+    return {member.name: member for member in portfolio_members(engine.config, 16, engine.runner.proposers)}
 
 
 def test_auto_answers_as_plain_decoding_does(folder: Path, shelf: HeadShelf) -> None:

@@ -7,6 +7,8 @@ counts whatever the hint, and these on a guess; a position that was never tried 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 PRIOR = 0.5
 PROPOSER_WEIGHT, HINT_WEIGHT, OWN_WEIGHT = 2.0, 3.0, 4.0
 """How many trials the level above is worth."""
@@ -16,15 +18,20 @@ DOUBT = 0.1
 """Drafts that are taken to have come, beside those that were asked for: little, as a few of nothing tell enough."""
 
 
+EXPECTED_WEIGHT = 16.0
+"""Drafts that what was seen elsewhere is worth, before there are others."""
+
+
 class Tally:
     """Discounted counts by position, from 0."""
 
     __slots__ = ("_fade", "given", "kept", "nodes", "num_drafts", "tried", "wanted")
 
-    def __init__(self, fade: float) -> None:
+    def __init__(self, fade: float, expected: Sequence[float] = ()) -> None:
+        """`expected`: acceptance by position to begin with, as if so many drafts had shown it."""
         self._fade = fade
-        self.tried: list[float] = []
-        self.kept: list[float] = []
+        self.tried: list[float] = [EXPECTED_WEIGHT] * len(expected)
+        self.kept: list[float] = [EXPECTED_WEIGHT * share for share in expected]
         self.wanted: list[float] = []
         """Drafts that were to have this position."""
         self.given: list[float] = []

@@ -117,7 +117,7 @@ class Beliefs:
             *self.following.values(),
             *self.telling.values(),
         )
-        self._proposers = {name: Tally(PROPOSER_FADE) for name in self.members}
+        self._proposers = {name: Tally(PROPOSER_FADE, member.expected) for name, member in self.members.items()}
         self._hints: dict[tuple[str, int, bool], Tally] = {}
         self._sequences: dict[Hashable, Known] = {}
         self._now = 0
@@ -217,5 +217,6 @@ class Beliefs:
         key = (member, hint, is_greedy)
         found = self._hints.get(key)
         if found is None:
-            found = self._hints[key] = Tally(HINT_FADE)
+            expected = self.members[member].expected if hint == UNKNOWN else ()
+            found = self._hints[key] = Tally(HINT_FADE, expected)
         return found

@@ -15,7 +15,7 @@ the grants, these three shares, and two calls beyond each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 PROBE_SHARE = 0.006
 """Of the time spent decoding, what probes may lose."""
@@ -25,6 +25,8 @@ PLAIN_SHARE = 0.003
 """The same for plain steps that go against the plan."""
 GRANT = 0.4
 """Plain steps that an account begins with: enough for a few failures, since few prove nothing."""
+KNOWN_GRANT = 1.0
+"""The same of who was seen to be good elsewhere: a few more failures, as there is more that they speak against."""
 FIRST_CREDIT = 0.1
 """The same for probes."""
 STAKE = 5.0
@@ -45,10 +47,11 @@ MOST_CREDIT = 1.0
 class Budget:
     """Seconds. `plain` arguments are those of a plain step of one sequence."""
 
-    def __init__(self, members: Iterable[str], plain: float) -> None:
+    def __init__(self, members: Iterable[str], plain: float, known: Container[str] = ()) -> None:
+        """`known`: members of which more is known than what they will show here."""
         names = tuple(members)
         self._share = 1 / max(1, len(names))
-        self.accounts = dict.fromkeys(names, GRANT * plain)
+        self.accounts = {name: (KNOWN_GRANT if name in known else GRANT) * plain for name in names}
         self.credits = dict.fromkeys(names, FIRST_CREDIT * plain)
         """For probes."""
         self.stakes = dict.fromkeys(names, STAKE * plain)

@@ -49,7 +49,8 @@ class Controller:
         self.cost = cost
         self.beliefs = Beliefs(members)
         self.members = tuple(self.beliefs.members.values())
-        self.budget = Budget(self.beliefs.members, cost.seconds(1))
+        known = [member.name for member in self.members if member.expected]
+        self.budget = Budget(self.beliefs.members, cost.seconds(1), known)
         self._calls = Calls(self.beliefs, cost, self.budget)
         self._looks = Looks(self.members, self.beliefs, cost, self.budget)
         self._tallies = Tallies([member.name for member in self.members])

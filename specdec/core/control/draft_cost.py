@@ -46,6 +46,9 @@ class DraftCost:
         """A draft took so long; what the line believes of it."""
         took = seconds = max(0.0, seconds)
         expected = max(0.0, self.base - self.lift + self.slope * length)
+        if self._x and self._variance() <= LEAST_SPREAD:
+            # Nothing is known of other lengths: it may be that each token takes all of it.
+            expected = max(expected, self._y / self._x * length)
         if self.num_observed and expected > 0:
             seconds = min(seconds, TOLERANCE * expected)
         self.num_observed += 1
@@ -75,12 +78,16 @@ class DraftCost:
 
     def _fit(self) -> None:
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
+        variance = self._variance()
         if variance > LEAST_SPREAD:
             slope = (self._xy / self._weight - mean_x * mean_y) / variance
             self.slope = max(0.0, min(slope, mean_y / mean_x))
         self.slope = min(self.slope, mean_y / mean_x) if mean_x > 0 else 0.0
         self.base = mean_y - self.slope * mean_x
+
+    def _variance(self) -> float:
+        mean = self._x / self._weight
+        return self._xx / self._weight - mean * mean
 
 
 class CallCost:

@@ -26,6 +26,8 @@ class Member:
     """It must compute what was committed since it was last asked, before it can draft."""
     learns: bool = False
     """It learns from the steps at which it is asked."""
+    expected: tuple[float, ...] = ()
+    """By position the acceptance that was seen of it elsewhere, given that all before was accepted; as far as known."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Script:
     has_kv: bool = False
     shared: float = 0.0
     """Of what a draft takes, the part that others in the same call do not take again."""
+    expected: tuple[float, ...] = ()
 
     def times(self) -> tuple[tuple[int, float], ...]:
         """What is measured before there is any request."""
@@ -77,7 +78,7 @@ class Machine:
     def controller(self, measured: Mapping[int, float] | None = None) -> Controller:
         """One that measured the machine's T(M), or `measured` instead."""
         members = [
-            Member(name, each.length, each.nodes or each.length, bool(each.nodes), each.has_kv)
+            Member(name, each.length, each.nodes or each.length, bool(each.nodes), each.has_kv, expected=each.expected)
             for name, each in self.scripts.items()
         ]
         controller = Controller(members, StepCost(measured or self.curve()))

@@ -34,6 +34,7 @@ HOPELESS: dict[str, Scripts] = {
     "right at first alone": {"lure": Script(lambda step, _: 0.9 if step < 20 else 0.0)},
     "a wide tree of nothing": {"tree": Script(always(0.0), length=4, nodes=24)},
     "slow and adversarial": {"slow": Script(always(0.9), fixed=5 * STEP), "bad": Script(always(0.0))},
+    "that are expected to be good": {"bad": Script(always(0.0), fixed=0.2 * STEP, expected=(0.9,) * 4)},
     "that draft nothing": {"mute": Script(always(0.9), drafts=lambda step: False)},
 }
 
@@ -50,6 +51,17 @@ def test_hopeless_proposers_cost_less_than_two_percent(name: str, batch: int, st
 def test_they_do_so_among_prompts_as_well(name: str) -> None:
     machine = Machine(dict(HOPELESS[name]), batch=4, prompt_rows=20)
     assert machine.run(machine.controller(), 1000) >= 0.98 * machine.plain()
+
+
+def test_what_is_known_to_be_good_is_used_from_the_start() -> None:
+    """Also where the first few of its drafts are nothing."""
+    good = Script(lambda step, _: 0.0 if step < 3 else 0.55, fixed=0.05 * STEP, each=0.1 * STEP, has_kv=True)
+    rates = []
+    for expected in ((), (0.55,) * 4):
+        machine = Machine({"good": replace(good, expected=expected)})
+        rates.append(machine.run(machine.controller(), 100))
+    assert rates[1] > 1.05 * rates[0]
+    assert rates[1] > 1.1 * machine.plain()
 
 
 def spikes(seconds: float, every: int, first: int = 0) -> Callable[[int], float]:

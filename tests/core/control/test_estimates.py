@@ -17,7 +17,7 @@ from specdec.core.control.budget import Budget
 from specdec.core.control.draft_cost import CallCost, DraftCost
 from specdec.core.control.plan import make_plan
 from specdec.core.control.step_cost import StepCost, isotonic
-from specdec.core.control.types import Candidate, Member
+from specdec.core.control.types import UNKNOWN, Candidate, Member
 
 SECONDS = st.floats(1e-6, 10.0)
 
@@ -85,6 +85,15 @@ def test_a_call_for_several_drafts_is_worth_its_shared_part_once(shared: float, 
     count, length = cost.worth(lengths)
     took = shared * (base + slope * max(lengths)) + (1 - shared) * sum(base + slope * each for each in lengths)
     assert count * cost.line(len(lengths)).seconds(length) == pytest.approx(took)
+
+
+@pytest.mark.parametrize("longest", [7, 15, 32])
+def test_two_lengths_are_a_line_whichever_comes_first(longest: int) -> None:
+    for lengths in ((1, longest), (longest, 1)):
+        cost = DraftCost()
+        for length in lengths:
+            cost.observe(length, 0.05 + 0.1 * length)
+        assert (cost.base, cost.slope) == (pytest.approx(0.05), pytest.approx(0.1))
 
 
 def test_calls_of_each_size_have_a_line_of_their_own() -> None:
@@ -222,6 +231,22 @@ def test_expectations_are_products_of_conditional_rates() -> None:
     assert ladder.num_steps == 3
     assert ladder.gains[:3] == pytest.approx([PRIOR, PRIOR + PRIOR**2, PRIOR + PRIOR**2 + PRIOR**3])
     assert math.isclose(ladder.shares[2], 1.0)
+
+
+def test_what_is_expected_holds_until_more_is_seen() -> None:
+    member = Member("a", 4, 4, expected=(0.8, 0.5))
+    beliefs = Beliefs([member])
+
+    def gains() -> list[float]:
+        ladder = beliefs.ladder(Candidate("new", 9, 3, 3), member)
+        assert ladder is not None
+        return ladder.gains[:3]
+
+    # Beyond what is known each position is as good as the one before.
+    assert gains() == pytest.approx([0.8, 1.2, 1.4], abs=0.05)
+    for _ in range(100):
+        beliefs.verified("old", "a", UNKNOWN, True, 4, 0)
+    assert gains()[0] < 0.05
 
 
 def test_one_step_that_took_far_too_long_hardly_moves_a_size() -> None:
