@@ -58,7 +58,7 @@ def test_lines_with_and_without_speculation_agree_in_one_batch() -> None:
 
 def test_color_and_verbose() -> None:
     plain = specdec("generate", "--quiet", COUNT, "--max-tokens=24").stdout
-    done = specdec("generate", "--color", "-v", COUNT, "--max-tokens=24", "--kv-cache-tokens=1024")
+    done = specdec("generate", "--color", "-v", "--proposer=ngram", COUNT, "--max-tokens=24", "--kv-cache-tokens=1024")
     assert click.unstyle(done.stdout) == plain
     assert "\x1b[" in done.stdout
     assert "46,080 B a token" in done.stderr
