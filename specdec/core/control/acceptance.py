@@ -18,6 +18,12 @@ DOUBT = 0.1
 """Drafts that are taken to have come, beside those that were asked for: little, as a few of nothing tell enough."""
 
 
+KNOWN_OWN_WEIGHT = 12.0
+"""The same above a sequence's own trials where more is known: a model's guesses differ less from text to text than
+what is found by looking back."""
+OWN_REST = 0.98
+"""What a sequence's own trials are still worth after a step without one: else a few failures in a row would count for
+ever, as who is not asked cannot do better."""
 EXPECTED_WEIGHT = 16.0
 """Drafts that what was seen elsewhere is worth, before there are others."""
 
@@ -68,8 +74,17 @@ class Tally:
         return (self.given[position] + DOUBT) / (self.wanted[position] + DOUBT)
 
 
-def conditional(proposer: Tally, hint: Tally, own: Tally | None, position: int, before: float) -> float:
-    """The estimate for a position; `before` is that of the position before it (`PRIOR` for the first)."""
+def conditional(
+    proposer: Tally,
+    hint: Tally,
+    own: Tally | None,
+    position: int,
+    before: float,
+    still: float = 1.0,
+    own_weight: float = OWN_WEIGHT,
+) -> float:
+    """The estimate for a position; `before` is that of the position before it (`PRIOR` for the first), `still` what the
+    trials of `own` are still worth, and `own_weight` how many of them the level above is."""
     mean = before
     if position < len(proposer.tried):
         mean = (PROPOSER_WEIGHT * mean + proposer.kept[position]) / (PROPOSER_WEIGHT + proposer.tried[position])
@@ -80,5 +95,5 @@ def conditional(proposer: Tally, hint: Tally, own: Tally | None, position: int, 
     if position:
         mean = (mean + before) / 2  # what holds for this sequence's first positions tells about the next
     if position < len(own.tried):
-        mean = (OWN_WEIGHT * mean + own.kept[position]) / (OWN_WEIGHT + own.tried[position])
+        mean = (own_weight * mean + still * own.kept[position]) / (own_weight + still * own.tried[position])
     return mean

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from specdec.core.control.acceptance import HINT_FADE, OWN_FADE, PRIOR, PROPOSER_FADE, Tally, conditional
+from specdec.core.control.acceptance import (
+    HINT_FADE,
+    KNOWN_OWN_WEIGHT,
+    OWN_FADE,
+    OWN_REST,
+    OWN_WEIGHT,
+    PRIOR,
+    PROPOSER_FADE,
+    Tally,
+    conditional,
+)
 from specdec.core.control.draft_cost import CallCost, DraftCost
 from specdec.core.control.types import NOTHING, UNKNOWN, Candidate, Member, Option
 
@@ -92,6 +102,8 @@ class Known:
     """What is known of one sequence."""
 
     tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
+    judged: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The step at which each of them was last told something."""
     asked: dict[str, int] = field(default_factory=dict)
     """By member the step at which it was last asked for a draft."""
     since: int | None = None
@@ -153,6 +165,7 @@ class Beliefs:
         for tally in (self._proposers[member], self._by_hint(member, hint, is_greedy), own):
             tally.verified(depth, accepted)
         self.known(key).reaches.pop((member, hint), None)
+        self.known(key).judged[member, hint] = self._now
 
     def ladder(self, candidate: Candidate, member: Member, num_together: int = 1) -> Ladder | None:
         """What each length would bring, where so many sequences are decided together; None where the member has nothing
@@ -186,18 +199,21 @@ class Beliefs:
             return self._expect(candidate, member, hint, None)
         found = known.reaches.get((member.name, hint))
         if found is None or found.until < self._now:
-            found = self._expect(candidate, member, hint, known.tallies.get((member.name, hint)))
+            own = known.tallies.get((member.name, hint))
+            still = 1.0 if own is None else OWN_REST ** (self._now - known.judged[member.name, hint])
+            found = self._expect(candidate, member, hint, own, still)
             found.until = self._now + FRESH_FOR
             known.reaches[member.name, hint] = found
         return found
 
-    def _expect(self, candidate: Candidate, member: Member, hint: int, own: Tally | None) -> Reach:
+    def _expect(self, candidate: Candidate, member: Member, hint: int, own: Tally | None, still: float = 1.0) -> Reach:
         shared, by_hint = self._proposers[member.name], self._by_hint(member.name, hint, candidate.is_greedy)
         before, share, alive, gain = PRIOR, 1.0, 1.0, 0.0
+        weight = KNOWN_OWN_WEIGHT if member.expected else OWN_WEIGHT
         gains: list[float] = []
         shares: list[float] = []
         for position in range(member.length):
-            before = conditional(shared, by_hint, own, position, before)
+            before = conditional(shared, by_hint, own, position, before, still, weight)
             share *= by_hint.share_given(position)
             alive *= before
             gain += alive * share

@@ -25,7 +25,7 @@ PLAIN_SHARE = 0.003
 """The same for plain steps that go against the plan."""
 GRANT = 0.4
 """Plain steps that an account begins with: enough for a few failures, since few prove nothing."""
-KNOWN_GRANT = 1.0
+KNOWN_GRANT = 0.9
 """The same of who was seen to be good elsewhere: a few more failures, as there is more that they speak against."""
 FIRST_CREDIT = 0.1
 """The same for probes."""

@@ -249,6 +249,41 @@ def test_what_is_expected_holds_until_more_is_seen() -> None:
     assert gains()[0] < 0.05
 
 
+def test_a_few_failures_of_a_sequence_are_forgotten_where_nothing_more_is_tried() -> None:
+    """Else who had bad luck once would never be asked again."""
+    member = Member("a", 4, 4)
+    beliefs = Beliefs([member])
+    for number in range(40):
+        beliefs.verified(f"other {number}", "a", UNKNOWN, True, 1, number % 2)
+    for _ in range(4):
+        beliefs.verified("mine", "a", UNKNOWN, True, 1, 0)
+
+    def first_gain(key: str) -> float:
+        ladder = beliefs.ladder(Candidate(key, 9, 3, 3), member)
+        assert ladder is not None
+        return ladder.gains[0]
+
+    at_once, of_a_new_one = first_gain("mine"), first_gain("new")
+    assert at_once < 0.6 * of_a_new_one
+    for _ in range(150):
+        beliefs.tick()
+    assert at_once < 0.7 * first_gain("mine") < first_gain("mine") < of_a_new_one
+
+
+def test_what_is_known_of_a_member_outweighs_bad_luck_in_one_sequence() -> None:
+    gains = []
+    for expected in ((), (0.5,)):
+        member = Member("a", 4, 4, expected=expected)
+        beliefs = Beliefs([member])
+        for _ in range(3):
+            beliefs.verified("mine", "a", UNKNOWN, True, 1, 0)
+        ladder = beliefs.ladder(Candidate("mine", 9, 3, 3), member)
+        assert ladder is not None
+        gains.append(ladder.gains[0])
+    assert gains[0] < 0.1
+    assert gains[1] > 0.3
+
+
 def test_one_step_that_took_far_too_long_hardly_moves_a_size() -> None:
     cost = StepCost({1: 4.0, 5: 5.0, 8: 8.0})
     for _ in range(50):
