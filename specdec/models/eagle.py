@@ -26,6 +26,7 @@ from specdec.step.model import Computed
 
 FIRST_ENTRY = 1
 """The first position that has an entry."""
+FEW_TOKENS = 16
 
 
 class FusedInput(nn.Module):
@@ -122,8 +123,8 @@ class EagleHead(nn.Module):
         self.rope = RopeTable(rope, max_model_len)
         self.register_buffer("draft_token_ids", None, persistent=False)
         self.kv_dtype: torch.dtype | None = None
-        self._programs: WeakKeyDictionary[KVCache, dict[bool, Program | None]] = WeakKeyDictionary()
-        """By whether it goes on to the logits."""
+        self._programs: WeakKeyDictionary[KVCache, dict[tuple[bool, bool], Program | None]] = WeakKeyDictionary()
+        """By whether they combine features, and go on to the logits."""
 
     def pack(self, scheme: Scheme = SCHEMES["none"]) -> None:
         """Give the loaded weights the form that the kernels are fastest with, quantised by the scheme."""
@@ -170,35 +171,54 @@ class EagleHead(nn.Module):
         `features` [T, H]: for a token at position p > 0, the combined features of position p - 1, or the head's own raw
         output there.
         """
-        program = self._program(kv, with_logits=False)
+        program = self._program(kv, combines=False, with_logits=False)
         if program is None:
             return self._compute(batch, kv, features.to(self.dtype))
         return program((*batch.inputs(), features.to(self.dtype).contiguous()))[0]
 
     def compute(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> Computed:
         """The same, and the logits of all tokens and the largest of each."""
-        program = self._program(kv, with_logits=True)
+        program = self._program(kv, combines=False, with_logits=True)
         if program is None:
             hidden = self.forward(batch, kv, features)
             return Computed(hidden, {}, self.compute_logits(hidden))
         hidden, logits, *largest = program((*batch.inputs(), features.to(self.dtype).contiguous()))
         return Computed(hidden, {}, logits, (largest[0], largest[1]))
 
-    def _program(self, kv: KVCache, *, with_logits: bool) -> Program | None:
-        """All of it over a cache as one program, None if the kernels have to be called one by one."""
-        programs = self._programs.setdefault(kv, {})
-        if with_logits not in programs:
-            programs[with_logits] = self._record(kv, with_logits=with_logits)
-        return programs[with_logits]
+    def read(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> Computed:
+        """`forward` from the target's own features [T, F] of the positions before; outputs and logits are those at the
+        batch's logits positions."""
+        features, at = features.to(self.dtype).contiguous(), batch.logits_indices
+        # The logits of a few tokens more cost less than a call of their own.
+        at_once = batch.num_tokens <= FEW_TOKENS and self._soft_cap is None
+        program = self._program(kv, combines=True, with_logits=at_once)
+        if program is None or not at_once:
+            if program is None:
+                hidden = self._compute(batch, kv, self.inputs.combine(features))[at]
+            else:
+                hidden = program((*batch.inputs(), features))[0][at]
+            return Computed(hidden, {}, self.compute_logits(hidden))
+        hidden, logits, *largest = program((*batch.inputs(), features))
+        if len(at) == batch.num_tokens:
+            return Computed(hidden, {}, logits, (largest[0], largest[1]))
+        return Computed(hidden[at], {}, logits[at], (largest[0][at], largest[1][at]))
 
-    def _record(self, kv: KVCache, *, with_logits: bool) -> Program | None:
+    def _program(self, kv: KVCache, *, combines: bool, with_logits: bool) -> Program | None:
+        """All of it over a cache as one program, from the target's features if it `combines` them; None if the kernels
+        have to be called one by one."""
+        programs, key = self._programs.setdefault(kv, {}), (combines, with_logits)
+        if key not in programs:
+            programs[key] = self._record(kv, combines=combines, with_logits=with_logits)
+        return programs[key]
+
+    def _record(self, kv: KVCache, *, combines: bool, with_logits: bool) -> Program | None:
         if not self._shares_kernels or (with_logits and self._soft_cap is not None):
             return None  # the target's embedding is no kernel of these; no kernel caps logits
         batch = Batch.placeholder()
-        features = torch.zeros(batch.num_tokens, self.hidden_size)
+        features = torch.zeros(batch.num_tokens, self.feature_size if combines else self.hidden_size)
 
         def compute() -> list[torch.Tensor]:
-            hidden = self._compute(batch, kv, features)
+            hidden = self._compute(batch, kv, self.inputs.combine(features) if combines else features)
             if not with_logits:
                 return [hidden]
             logits = self.compute_logits(hidden)

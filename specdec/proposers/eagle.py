@@ -21,6 +21,7 @@ from specdec.proposers.heads import HeadSettings
 from specdec.proposers.own_kv import LengthLimit, level_batch, missing_row, parts, start_growth
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
+from specdec.step.model import Computed
 from specdec.types import Draft
 
 
@@ -33,7 +34,7 @@ class EagleProposer:
         self.head: EagleHead = context.draft_model
         self.kv = KVCache(self.head.kv_layout(), context.num_blocks, context.block_size, context.device)
         self.features = FeatureStore(
-            context.num_blocks, context.block_size, self.head.hidden_size, self.head.dtype, context.device
+            context.num_blocks, context.block_size, self.head.feature_size, self.head.dtype, context.device
         )
         shape = grown(settings.tree_choice, context.num_speculative_tokens)
         aux = self.head.aux_layers
@@ -64,8 +65,9 @@ class EagleProposer:
             for sequence, length in zip(sequences, inp.lengths, strict=True)
         ]
         states = inp.states or [None] * len(growths)
-        combined = self._combine(states)
-        is_lost, outputs = self._catch_up(growths, states, combined)
+        features = [None if each is None else self._features(each) for each in states]
+        is_lost, read = self._catch_up(growths, states, features)
+        outputs = read.hidden
 
         def step(live: list[Growth]) -> Guesses:
             """Compute the frontiers from the outputs at their parents."""
@@ -76,22 +78,22 @@ class EagleProposer:
             outputs = computed.hidden
             return Guesses(computed.logits, computed.largest)
 
-        drafts = self._grower.grow(growths, Guesses(self.head.compute_logits(outputs)), step)
+        drafts = self._grower.grow(growths, Guesses(read.logits, read.largest), step)
         # Only now: had anything failed, the next call would go on from where this one did.
-        for sequence, own, features in zip(sequences, states, combined, strict=True):
-            if own is not None and features is not None:
-                self.features.keep(sequence, own, features)
+        for sequence, own, known in zip(sequences, states, features, strict=True):
+            if own is not None and known is not None:
+                self.features.keep(sequence, own, known)
         return [None if lost else draft for lost, draft in zip(is_lost, drafts, strict=True)]
 
     def _catch_up(
-        self, growths: Many[Growth], states: Many[TargetStates | None], combined: Many[torch.Tensor | None]
-    ) -> tuple[list[bool], torch.Tensor]:
-        """Compute what the cache lacks of committed tokens. Answers which sequences cannot be followed, and the outputs
-        [n, hidden] after the last token of those that draft."""
+        self, growths: Many[Growth], states: Many[TargetStates | None], features: Many[torch.Tensor | None]
+    ) -> tuple[list[bool], Computed]:
+        """Compute what the cache lacks of committed tokens. Answers which sequences cannot be followed, and what there
+        is after the last token of those that draft."""
         rows: list[ScheduledRow] = []
-        features: list[torch.Tensor] = []
+        before: list[torch.Tensor] = []
         is_lost = []
-        for growth, own, known in zip(growths, states, combined, strict=True):
+        for growth, own, known in zip(growths, states, features, strict=True):
             row = missing_row(growth, FIRST_ENTRY, self.head.max_model_len)
             needed = None
             if row is not None and own is not None and known is not None:
@@ -99,34 +101,33 @@ class EagleProposer:
             is_lost.append(row is not None and needed is None)
             if row is not None and needed is not None:
                 rows.append(row)
-                features.append(needed)
+                before.append(needed)
             else:
                 growth.frontier = []
-        return is_lost, self._compute(rows, features)
+        return is_lost, self._read(rows, before)
 
-    def _combine(self, states: Many[TargetStates | None]) -> list[torch.Tensor | None]:
-        """The features [n, hidden] of each sequence's last step."""
-        known = [each for each in states if each is not None]
-        if not known:
-            return [None] * len(states)
-        raw = torch.cat([self._raw(each) for each in known])
-        combined = iter(torch.split(self.head.combine(raw), [each.num_tokens for each in known]))
-        return [None if each is None else next(combined) for each in states]
-
-    def _raw(self, states: TargetStates) -> torch.Tensor:
+    def _features(self, states: TargetStates) -> torch.Tensor:
         """What the target computed, [n, F]."""
         if not self.head.aux_layers:
             assert states.hidden is not None
             return states.hidden
         return torch.cat([states.aux[layer] for layer in self.head.aux_layers], dim=-1)
 
-    def _compute(self, rows: Many[ScheduledRow], features: Many[torch.Tensor]) -> torch.Tensor:
-        """Compute committed tokens; outputs [n, hidden] at the sequences' ends."""
-        outputs = [torch.empty(0, self.head.hidden_size, dtype=self.head.dtype, device=self.context.device)]
-        flat, at = torch.cat([outputs[0], *features]), 0
+    def _read(self, rows: Many[ScheduledRow], features: Many[torch.Tensor]) -> Computed:
+        """Compute committed tokens; what there is at the sequences' ends."""
+        read: list[Computed] = []
+        flat, at = torch.cat([*features]) if features else torch.empty(0), 0
         for part in parts(rows, self.context.max_num_batched_tokens):
             batch = Batch.build(Schedule(part), self.kv.block_size, self.context.device)
-            raw = self.head.forward(batch, self.kv, flat[at : at + batch.num_tokens])
-            outputs.append(raw[batch.logits_indices])
+            read.append(self.head.read(batch, self.kv, flat[at : at + batch.num_tokens]))
             at += batch.num_tokens
-        return torch.cat(outputs)
+        if len(read) == 1:
+            return read[0]
+        size, vocab = self.head.hidden_size, self.head.num_logits
+        hidden = [torch.empty(0, size, dtype=self.head.dtype, device=self.context.device)]
+        logits = [torch.empty(0, vocab, device=self.context.device)]
+        return Computed(
+            torch.cat([*hidden, *(each.hidden for each in read)]),
+            {},
+            torch.cat([*logits, *(each.logits for each in read)]),
+        )

@@ -15,19 +15,19 @@ from specdec.proposers.base import TargetStates
 
 
 class FeatureStore:
-    """Combined features, [hidden] each."""
+    """Features, [F] each."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.block_size = block_size
-        self.boundaries = torch.empty(num_blocks, hidden_size, dtype=dtype, device=device)
+        self.boundaries = torch.empty(num_blocks, size, dtype=dtype, device=device)
         self._last: dict[tuple[str, int], tuple[int, torch.Tensor]] = {}  # by sample: a position and its feature
 
     def of_row(self, row: ScheduledRow, states: TargetStates, features: torch.Tensor) -> torch.Tensor | None:
-        """Features [count, hidden] of the positions before those of a head's span, None if they are lost.
+        """Features [count, F] of the positions before those of a head's span, None if they are lost.
 
-        `features` [n, hidden] are those of the step's positions, from `states.start` on.
+        `features` [n, F] are those of the step's positions, from `states.start` on.
         """
         first, end = row.start - 1 - states.start, row.end - 1 - states.start
         if first >= 0:

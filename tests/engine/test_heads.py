@@ -127,8 +127,8 @@ def test_after_a_prefix_hit_nothing_cached_is_computed_again(kind: str, shared: 
     second = [*first[:shared], *((token + 1) % 13 for token in first[shared:]), 4, 4]
     generate(engine, [first], params)
     widths = []
-    forward = head.forward
-    head.forward = lambda batch, kv, features: widths.append(batch.num_tokens) or forward(batch, kv, features)
+    read = head.read
+    head.read = lambda batch, kv, features: widths.append(batch.num_tokens) or read(batch, kv, features)
     engine.add_request("second", second, params)
     engine.step()
     check_head(engine, target, method, head)

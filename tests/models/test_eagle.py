@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from specdec.models import head_config, heads
-from specdec.models.eagle import EagleHead
+from specdec.models.eagle import FEW_TOKENS, EagleHead
 from specdec.types import Draft
 from tests.models.head_cases import CASES, Pair, difference, features, prompt
 from tests.models.head_stepping import chain_outputs, chunked_outputs, path_to, tree_outputs
@@ -222,3 +222,28 @@ def test_on_native_kernels_it_is_one_program_with_the_bits_of_its_calls(
         assert torch.equal(computed.largest[1], logits.amax(-1))
     assert torch.equal(computed.hidden, outputs)
     assert torch.equal(one_by_one.hidden, outputs)
+
+
+@pytest.mark.parametrize("length", [3, FEW_TOKENS + 1, FEW_TOKENS + 2])
+@pytest.mark.parametrize("name", CASES)
+def test_reading_goes_from_the_targets_own_features_to_logits(
+    name: str, length: int, tmp_path: Path, native: NativeKernels
+) -> None:
+    """The last of two sequences is not read to its end, so that it has no logits."""
+    pair = Pair(name, tmp_path, torch.float32)
+    kernels = native.backend(num_threads=2)
+    own = load_eagle(pair.directory, target(dtype=torch.float32, kernels=kernels), kernels=kernels)
+    for head in (pair.head, own):
+        stepper = Stepper(head)
+        prompts = [prompt(length), prompt(length, seed=1)]
+        given = [features(head.kind, head.aux_layers, length - 1, seed).float() for seed in (0, 1)]
+        spans = [Span(stepper.sequence(tokens, str(i)), 1, length - 1 - i) for i, tokens in enumerate(prompts)]
+        batch = stepper.batch(spans)
+        raw = torch.cat([each[: span.count] for each, span in zip(given, spans, strict=True)])
+        found = head.read(batch, stepper.kv, raw)
+        expected = head(batch, stepper.kv, head.combine(raw))[batch.logits_indices]
+        assert len(expected) == 1
+        assert torch.equal(found.hidden, expected)
+        assert torch.equal(found.logits, head.compute_logits(expected))
+        if found.largest is not None:
+            assert torch.equal(found.largest[0], found.logits.argmax(-1))
