@@ -24,6 +24,7 @@ from specdec.proposers.base import ProposalInput, ProposerContext, TargetStates
 from specdec.proposers.registry import build_proposer
 from specdec.step.batch import Batch
 from specdec.step.kv_cache import KVCache
+from specdec.step.model import Computed
 from specdec.types import Request, SamplingParams
 
 VOCAB_SIZE = 49_152
@@ -51,18 +52,20 @@ class HeadTime:
 class InstantHead(EagleHead):
     """An EAGLE-3 head of the right shapes that computes nothing."""
 
-    def combine(self, features: torch.Tensor) -> torch.Tensor:
-        return features[:, :HIDDEN]
+    def read(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> Computed:
+        return self._answered(features[batch.logits_indices, :HIDDEN])
 
-    def forward(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> torch.Tensor:
-        return features
+    def compute(self, batch: Batch, kv: KVCache, features: torch.Tensor) -> Computed:
+        return self._answered(features)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.answer[: len(hidden)]
+    def _answered(self, hidden: torch.Tensor) -> Computed:
+        count = len(hidden)
+        return Computed(hidden, {}, self.answer[:count], (self.largest[0][:count], self.largest[1][:count]))
 
     def prepare(self, rows: int) -> None:
         """What it is going to say, as if it had always been there."""
         self.answer = torch.randn(rows, DRAFT_VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+        self.largest = self.answer.argmax(-1), self.answer.amax(-1)
         self.draft_token_ids = torch.arange(0, VOCAB_SIZE, VOCAB_SIZE // DRAFT_VOCAB_SIZE)
 
 
