@@ -27,6 +27,7 @@ from specdec.step.model import Computed
 FIRST_ENTRY = 1
 """The first position that has an entry."""
 FEW_TOKENS = 16
+"""Of up to so many tokens all logits are computed with the rest, wanted or not."""
 
 
 class FusedInput(nn.Module):
