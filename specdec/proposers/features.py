@@ -17,9 +17,7 @@ from specdec.proposers.base import TargetStates
 class FeatureStore:
     """Features, [F] each."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.block_size = block_size
         self.boundaries = torch.empty(num_blocks, size, dtype=dtype, device=device)
         self._last: dict[tuple[str, int], tuple[int, torch.Tensor]] = {}  # by sample: a position and its feature
