@@ -28,6 +28,8 @@ class OpenHead:
 
     prepared: PreparedHead
     quantization: str
+    keeps_codes: bool
+    """Whether the file's own codes are kept, whatever the target's weights are."""
 
     @staticmethod
     def open(
@@ -48,13 +50,16 @@ class OpenHead:
             raise ValueError(f"{path} holds a head of kind {prepared.kind}: use --proposer {right}, not {method}")
         # A head is small, and what it loses it loses at every token: in 4 bits it is only where that is asked for.
         own = settings.quantization or ("none" if quantization == "none" else "int8")
-        return OpenHead(prepared, own)
+        return OpenHead(prepared, own, keeps_codes=settings.quantization is None and prepared.has_codes)
 
     def load(self, target: Decoder, *, dtype: str, device: torch.device) -> EagleHead | MedusaHead:
         """The head, in the target's dtype: its states are what it computes with."""
-        if self.quantization != "none" and target.dtype == torch.float64:
+        quantization = self.quantization
+        if target.dtype == torch.float64 and quantization != "none":
             raise ValueError("a draft head's quantization computes in float32, not in float64: give another dtype")
-        return self.prepared.load(dtype=target.dtype, device=device, quantization=self.quantization)
+        if self.keeps_codes and target.dtype != torch.float64:
+            quantization = "int8"
+        return self.prepared.load(dtype=target.dtype, device=device, quantization=quantization)
 
 
 def find_head(name: str, progress: Callable[[str], None] | None) -> Path:

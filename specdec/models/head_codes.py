@@ -87,6 +87,11 @@ class CodedHeadTensors:
         self._where = where
         self._codes = coded(tensors.names())
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether the codes have the kernels' groups."""
+        return bool(self._codes) and self._group == GROUP
+
     def names(self) -> list[str]:
         scales = {name + SCALE for name in self._codes}
         return [name for name in self._tensors.names() if name not in scales]

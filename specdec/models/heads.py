@@ -17,6 +17,7 @@ from specdec.kernels import Kernels
 from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.models.facts import Facts
+from specdec.models.head_codes import CodedHeadTensors
 from specdec.models.head_config import EagleConfig, EagleKind, read_eagle_config
 from specdec.models.head_files import HeadFiles, open_head
 from specdec.models.head_vocab import read_draft_vocab, target_ids
@@ -79,6 +80,11 @@ class PreparedHead:
             head.draft_token_ids = None
         head.to(device).eval().pack(SCHEMES[quantization])
         return head
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether the file holds matrices in codes that the kernels take as they are."""
+        return isinstance(self.files.tensors, CodedHeadTensors) and self.files.tensors.in_groups
 
     @property
     def misfit(self) -> str:

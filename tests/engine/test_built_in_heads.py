@@ -116,8 +116,8 @@ def test_a_head_drafts_that_nobody_named(entry: str | dict[str, Any], folder: Pa
     assert drafted > 0
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_a_quantised_target_has_a_head_of_8_bits_in_the_files_own_codes(
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_head_is_computed_in_the_files_own_codes_whatever_the_target_is_in(
     quantization: str, folder: Path, shelf: HeadShelf
 ) -> None:
     plain, _ = answers(build_engine(config(folder, quantization=quantization)))
@@ -145,6 +145,11 @@ def test_a_heads_own_quantization(own: str, bits: int, folder: Path, shelf: Head
         # Codes that the file has are kept: fewer bits they have in a file of fewer.
         coded = 8 if own == "int4" and model == NAME else bits
         assert (weight.codes.dtype == torch.uint8 if own != "none" else False) == (coded == 4)
+
+
+def test_a_head_computes_in_float64_where_its_target_does(folder: Path, shelf: HeadShelf) -> None:
+    engine = build_engine(config(folder, "eagle", dtype="float64"), shelf=shelf)
+    assert engine.runner.proposers["eagle"].head.lm_head.weight.dtype == torch.float64
 
 
 def test_quantizations_that_cannot_be(folder: Path, shelf: HeadShelf) -> None:
