@@ -194,11 +194,11 @@ class Controller:
         )
 
     def _keeps_up(self, member: Member, candidate: Candidate, met: set[str]) -> bool:
-        """Whether a member with KV is to follow a sequence. One that promises nothing need not: a later draft computes
-        what was missed, and many tokens at once are cheaper."""
-        if not self._promises(member, replace(candidate, lag=0)):
+        """Whether a member with KV is to follow a sequence. It need not while what it missed is so little that its next
+        draft computes it in passing, nor where it promises nothing: many tokens at once are cheaper."""
+        if not candidate.lag or not self._promises(member, replace(candidate, lag=0)):
             return False
-        return not candidate.lag or member.name in met or self._takes_up(member.name, candidate.lag)
+        return member.name in met or self._takes_up(member.name, candidate.lag)
 
     def hinted(self, member: str, candidates: Iterable[tuple[Hashable, int]], seconds: float) -> None:
         """A member was asked for hints about these sequences, of so many tokens each, which took so long."""

@@ -165,10 +165,10 @@ def test_following_prompts_is_free_and_following_answers_is_not() -> None:
 
 
 def test_who_is_not_asked_stops_following() -> None:
-    """It follows a new sequence, and for a while after each time that it was asked."""
+    """Where it has missed much it follows a new sequence, and for a while after each time that it was asked."""
     controller, last = Controller([COPY, HEAD], StepCost(CURVE)), 0
     for number in range(300):
-        (choice,) = step(controller, [Candidate("s", 50 + number, 8, 8)], {"copy": 8})
+        (choice,) = step(controller, [Candidate("s", 50 + number, 8, 8, lag=40)], {"copy": 8})
         if choice.proposer == "head":
             last = number
         follows = number - last < FOLLOWS_FOR and choice.proposer != "head"

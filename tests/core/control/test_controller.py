@@ -377,18 +377,23 @@ def test_limits_are_kept() -> None:
         controller.verified([Outcome(key, choice.length, choice.length, accepted)], 1 + choice.length, 1.0, 0.0, True)
 
 
-def test_who_needs_to_follow_follows_while_it_is_of_use() -> None:
+@pytest.mark.parametrize("lag", [0, 40])
+def test_who_needs_to_follow_follows_while_it_is_of_use(lag: int) -> None:
+    """What it computes in passing with its next draft it need not follow."""
     controller = Controller([Member("head", 4, 4, has_kv=True), Member("copy", 8, 8)], StepCost({1: 1.0, 9: 1.5}))
     followed = 0
     for step in range(200):
         hints = {"copy": 3 if step < 100 else 0}
-        (choice,) = controller.choose([Candidate("s", 50 + step, 8, 4, hints=hints)], 1)
+        (choice,) = controller.choose([Candidate("s", 50 + step, 8, 4, lag=lag, hints=hints)], 1)
         followed += choice.proposer == "copy" and "head" in choice.followers
         if choice.proposer != PLAIN:
             controller.drafted(choice.proposer, [("s", choice.length, choice.length)], 0.001)
         accepted = choice.length if choice.proposer == "copy" else 0
         controller.verified([Outcome("s", choice.length, choice.length, accepted)], 1 + choice.length, 1.0, 0.0, True)
-    assert 10 <= followed < 100, "it follows at first, and is let be when it was of no use"
+    if lag:
+        assert 10 <= followed < 100, "it follows at first, and is let be when it was of no use"
+    else:
+        assert followed == 0
 
 
 PROMPT = 400
