@@ -11,13 +11,15 @@ from specdec.eval.oracle import (
     Track,
     fewest_steps,
     first_to_draft,
+    fresh,
     gains,
     histogram,
+    in_a_row,
     longest,
     num_steps,
     perfect_steps,
 )
-from specdec.eval.results import Oracle, Shadowed
+from specdec.eval.results import Ceiling, Oracle, Shadowed
 from specdec.eval.shadow import Recording
 from specdec.eval.stats import Bootstrap, ratio
 
@@ -50,6 +52,8 @@ class _Table:
     """Prompts to which every pass gave the same answer."""
     tracks: Mapping[int, tuple[Track, ...]]
     """One for each member."""
+    sayable: Mapping[int, tuple[list[bool], ...]]
+    """For each member, whether it could say the answer's token at each place."""
     measured: Mapping[Variant, Answered]
     """Of the acceptance pass: the members, and the choice's proposer, as far as they are variants of the run."""
 
@@ -71,7 +75,8 @@ def _table(choice: Choice, answers: Mapping[tuple[float, Variant], Answered], re
     passes = [*measured.values(), *recorded]
     indices = tuple(i for i in sorted(plain) if all(_agrees(each, i, plain[i].token_ids) for each in passes))
     tracks = {i: tuple(recordings[member][i].track() for member in choice.members) for i in indices}
-    return _Table(choice, indices, tracks, measured)
+    sayable = {i: tuple(recordings[member][i].sayable() for member in choice.members) for i in indices}
+    return _Table(choice, indices, tracks, sayable, measured)
 
 
 def _agrees(answers: Answered, index: int, token_ids: tuple[int, ...]) -> bool:
@@ -114,6 +119,7 @@ def _measured(table: _Table, variant: Variant | None, indices: Sequence[int]) ->
 
 def _member(table: _Table, number: int, indices: Sequence[int]) -> Shadowed:
     variant = table.choice.members[number]
+    length = variant.num_speculative_tokens
     tracks = [table.tracks[index][number] for index in indices]
     measured = _measured(table, variant, indices)
     return Shadowed(
@@ -123,4 +129,9 @@ def _member(table: _Table, number: int, indices: Sequence[int]) -> Shadowed:
         measured_steps=None if measured is None else sum(measured),
         agreed=histogram(tracks),
         positions=count_positions([(each.depth, each.agreed) for track in tracks for each in track if each.depth]),
+        ceiling=Ceiling(
+            perfect_steps=sum(perfect_steps(len(track), length) for track in tracks),
+            sayable_steps=sum(num_steps(in_a_row(table.sayable[index][number], length)) for index in indices),
+            fresh_steps=sum(num_steps(fresh(track, length)) for track in tracks),
+        ),
     )

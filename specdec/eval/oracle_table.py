@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from specdec.eval.columns import POSITIONS_SHOWN, Rows, align, interval, percent
 from specdec.eval.results import Oracle, Position, Result, Shadowed
@@ -17,6 +18,12 @@ MEMBER_WORDS = (
     "draft tokens that are right, the mean; none: share of the tokens where none is; C(j): share that is right at\n"
     "position j, of the drafts that have it and are right before it\n"
 )
+CEILING_WORDS = (
+    "What lies between these drafts and right ones of the same length, in tokens per step: if all were right\n"
+    "(perfect), up to the first token that the proposer cannot say (sayable), if each token were guessed as the first\n"
+    "of a draft is, after committed tokens alone (fresh), and as they are (alone). Of what is lost the shares that go\n"
+    "to the vocabulary, to guesses that are wrong wherever they stand, and to guesses that follow guesses\n"
+)
 
 
 def oracle_table(result: Result) -> str:
@@ -27,6 +34,7 @@ def oracle_table(result: Result) -> str:
     parts = [
         CHOICE_WORDS.format(concurrency=concurrency or "prompts at once not recorded") + _choices(result.oracles),
         MEMBER_WORDS + _members(whole),
+        *([CEILING_WORDS + _ceilings(whole)] if _with_ceiling(whole) else []),
         *(_reached(oracle, concurrency) for oracle in whole if oracle.share is not None),
     ]
     return "\n\n".join(parts)
@@ -60,13 +68,18 @@ def _choices(oracles: Sequence[Oracle]) -> str:
     return align(rows)
 
 
-def _members(oracles: Sequence[Oracle]) -> str:
+def _each_member(oracles: Sequence[Oracle]) -> list[Shadowed]:
     """Each proposer and length once."""
     members = {(each.proposer, each.num_speculative_tokens): each for oracle in oracles for each in oracle.members}
-    deepest = min(POSITIONS_SHOWN, max(len(member.positions) for member in members.values()))
+    return [*members.values()]
+
+
+def _members(oracles: Sequence[Oracle]) -> str:
+    members = _each_member(oracles)
+    deepest = min(POSITIONS_SHOWN, max(len(member.positions) for member in members))
     header = ("proposer", "k", "alone", "measured", "right", "none")
     rows: Rows = [(*header, *(f"C({position})" for position in range(1, deepest + 1)))]
-    return align(rows + [_member(member, deepest) for member in members.values()])
+    return align(rows + [_member(member, deepest) for member in members])
 
 
 def _member(member: Shadowed, deepest: int) -> tuple[str, ...]:
@@ -81,6 +94,30 @@ def _member(member: Shadowed, deepest: int) -> tuple[str, ...]:
         *shares,
         *["-"] * (deepest - len(shares)),
     )
+
+
+def _with_ceiling(oracles: Sequence[Oracle]) -> list[Shadowed]:
+    return [member for member in _each_member(oracles) if member.ceiling is not None]
+
+
+def _ceilings(oracles: Sequence[Oracle]) -> str:
+    header = ("proposer", "k", "perfect", "sayable", "fresh", "alone")
+    rows: Rows = [(*header, "vocabulary", "wrong", "after guesses")]
+    for member in _with_ceiling(oracles):
+        perfect, sayable, fresh = (
+            member.perfect_tokens_per_step,
+            member.sayable_tokens_per_step,
+            member.fresh_tokens_per_step,
+        )
+        assert perfect is not None
+        assert sayable is not None
+        assert fresh is not None
+        alone = member.alone_tokens_per_step
+        steps = [perfect, sayable, fresh, alone]
+        lost = [(before - after) / (perfect - alone) if perfect > alone else 0.0 for before, after in pairwise(steps)]
+        named = (member.proposer, str(member.num_speculative_tokens))
+        rows.append((*named, *map(_number, steps), *map(percent, lost)))
+    return align(rows)
 
 
 def _conditional(position: Position) -> str:

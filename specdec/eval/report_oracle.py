@@ -55,6 +55,9 @@ def members(result: Result) -> Table:
         Column("alone", "alone_tokens_per_step"),
         Column("measured", "measured_tokens_per_step"),
         Column("right", "mean_agreed"),
+        Column("perfect", "perfect_tokens_per_step"),
+        Column("sayable", "sayable_tokens_per_step"),
+        Column("fresh", "fresh_tokens_per_step"),
         *(Column(f"position {place}", "conditional") for place in range(1, deepest + 1)),
     )
 
@@ -65,6 +68,7 @@ def members(result: Result) -> Table:
             _per_step(member.alone_tokens_per_step, member.num_steps),
             _per_step(member.measured_tokens_per_step, member.measured_steps),
             Cell(number(member.mean_agreed)),
+            *_ceiling(member),
             *cells,
             *[EMPTY] * (deepest - len(cells)),
         )
@@ -76,6 +80,17 @@ def members(result: Result) -> Table:
 
 def _member(oracle: Oracle, member: Shadowed) -> Row:
     return (*_which(oracle), Cell(member.proposer), Cell(number(member.num_speculative_tokens)))
+
+
+def _ceiling(member: Shadowed) -> Row:
+    steps = member.ceiling
+    if steps is None:
+        return (EMPTY, EMPTY, EMPTY)
+    return (
+        _per_step(member.perfect_tokens_per_step, steps.perfect_steps),
+        _per_step(member.sayable_tokens_per_step, steps.sayable_steps),
+        _per_step(member.fresh_tokens_per_step, steps.fresh_steps),
+    )
 
 
 def _position(position: Position) -> Cell:

@@ -53,7 +53,10 @@ FORMULAS = {
     "longest_tokens_per_step": "the same, where each step takes the draft of which most is right",
     "first_tokens_per_step": "the same, where each step takes the draft of the first member, in their order, that "
     "drafts anything there",
-    "perfect_tokens_per_step": "the same, where each step takes a draft of the longest member's length that is right",
+    "perfect_tokens_per_step": "the same, where each step takes a draft of the longest member's length (a member's own "
+    "in its row) that is right",
+    "sayable_tokens_per_step": "the same, where the draft is right up to the first token that the proposer cannot say",
+    "fresh_tokens_per_step": "the same, where each token of the draft is guessed as the first one of a draft is",
     "alone_tokens_per_step": "output tokens after each prompt's first / the steps that commit them if this member "
     "alone drafts, by its drafts at every output token: where nothing learns it is what the acceptance pass measures",
     "measured_tokens_per_step": "output tokens after each prompt's first / the steps of the acceptance pass, over the "
@@ -356,6 +359,18 @@ class PlainRun:
 
 
 @dataclass(frozen=True)
+class Ceiling:
+    """Steps with better drafts than a member's, of the same length, from the best on."""
+
+    perfect_steps: int
+    """All of a draft is right."""
+    sayable_steps: int
+    """It is right up to the first token that the proposer's vocabulary lacks."""
+    fresh_steps: int
+    """Each token is guessed as the first one of a draft is, from committed tokens alone."""
+
+
+@dataclass(frozen=True)
 class Shadowed:
     """A member of an oracle: drafts at every output token after each prompt's first, none of which was verified."""
 
@@ -369,11 +384,30 @@ class Shadowed:
     """`agreed[a]`: output tokens at which exactly the first a tokens of the draft are right; without a draft 0 are."""
     positions: tuple[Position, ...]
     """Of all drafts, not only of those that its own steps would verify."""
+    ceiling: Ceiling | None = None
 
     @property
     def alone_tokens_per_step(self) -> float:
         """sum(agreed) / num_steps."""
-        return sum(self.agreed) / self.num_steps if self.num_steps else 1.0
+        return self._per_step(self.num_steps)
+
+    @property
+    def perfect_tokens_per_step(self) -> float | None:
+        """sum(agreed) / ceiling.perfect_steps."""
+        return None if self.ceiling is None else self._per_step(self.ceiling.perfect_steps)
+
+    @property
+    def sayable_tokens_per_step(self) -> float | None:
+        """sum(agreed) / ceiling.sayable_steps."""
+        return None if self.ceiling is None else self._per_step(self.ceiling.sayable_steps)
+
+    @property
+    def fresh_tokens_per_step(self) -> float | None:
+        """sum(agreed) / ceiling.fresh_steps."""
+        return None if self.ceiling is None else self._per_step(self.ceiling.fresh_steps)
+
+    def _per_step(self, num_steps: int) -> float:
+        return sum(self.agreed) / num_steps if num_steps else 1.0
 
     @property
     def measured_tokens_per_step(self) -> float | None:

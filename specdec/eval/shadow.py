@@ -33,11 +33,17 @@ class Recording:
 
     answer: Answer
     drafts: Mapping[int, Draft]
+    vocabulary: frozenset[int] | None = None
+    """The tokens that the proposer can say; None: all."""
 
     def track(self) -> list[Agreement]:
         """How the draft at each place agrees with the answer."""
         token_ids = self.answer.token_ids
         return [agreement(self.drafts.get(at, EMPTY_DRAFT), token_ids[at:]) for at in range(1, len(token_ids))]
+
+    def sayable(self) -> list[bool]:
+        """Whether the answer's token at each place is in the vocabulary."""
+        return [self.vocabulary is None or token_id in self.vocabulary for token_id in self.answer.token_ids[1:]]
 
 
 def passes(runner: Runner, asked: Iterable[Asked]) -> list[tuple[Asked, ...]]:
@@ -58,13 +64,13 @@ class Shadow:
         self.drafts: dict[Asked, dict[str, dict[int, Draft]]] = {each: {} for each in asked}
         """By who made them, request and output token."""
         self._runner = runner
-        self._proposers = {each: runner.proposers[each[0]] for each in asked}
+        self.proposers = {each: runner.proposers[each[0]] for each in asked}
         self._max_model_len = max_model_len
 
     @property
     def inner(self) -> Proposer:
         """Whose place it takes."""
-        return next(iter(self._proposers.values()))
+        return next(iter(self.proposers.values()))
 
     @property
     def kv_caches(self) -> Many[KVCache]:
@@ -76,11 +82,11 @@ class Shadow:
 
     def propose(self, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft | None]:
         """Empty drafts, and None where the first proposer answers so."""
-        answers = [self._ask(each, sequences, inp) for each in self._proposers]
+        answers = [self._ask(each, sequences, inp) for each in self.proposers]
         return [None if draft is None else EMPTY_DRAFT for draft in answers[0]]
 
     def _ask(self, asked: Asked, sequences: Many[Sequence], inp: ProposalInput) -> list[Draft | None]:
-        proposer, runner = self._proposers[asked], self._runner
+        proposer, runner = self.proposers[asked], self._runner
         lengths = inp.lengths
         if not proposer.kv_caches:  # one with KV has slots for what requests ask alone
             lengths = [self._length(asked, *each) for each in zip(sequences, inp.lengths, strict=True)]
@@ -137,5 +143,12 @@ def record_all(
             )
         finally:
             for each, drafts in shadow.drafts.items():
+                vocabulary = _vocabulary(shadow.proposers[each])
                 for key, answer in answers.items():
-                    recordings[each][key] = Recording(answer, drafts.get(request_id(key), {}))
+                    recordings[each][key] = Recording(answer, drafts.get(request_id(key), {}), vocabulary)
+
+
+def _vocabulary(proposer: Proposer) -> frozenset[int] | None:
+    """The tokens that a proposer can say, of one that has less than the target's and tells."""
+    token_ids = getattr(proposer, "sayable_token_ids", None)
+    return None if token_ids is None else frozenset(token_ids.tolist())

@@ -55,6 +55,11 @@ class EagleProposer:
     def kv_caches(self) -> tuple[KVCache, ...]:
         return (self.kv,)
 
+    @property
+    def sayable_token_ids(self) -> torch.Tensor | None:
+        """The target's ids of the tokens that the head can guess, int64 [Vd]; None: all."""
+        return self.head.draft_token_ids
+
     def forget(self, sequence: Sequence) -> None:
         self.features.forget(sequence)
 

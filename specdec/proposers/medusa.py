@@ -39,6 +39,11 @@ class MedusaProposer:
             confidence_threshold=settings.confidence_threshold,
         )
 
+    @property
+    def sayable_token_ids(self) -> torch.Tensor | None:
+        """The target's ids of the tokens that the heads can guess, int64 [Vd]; None: all."""
+        return self.head.draft_token_ids
+
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do."""
 

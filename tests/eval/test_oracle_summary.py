@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from specdec.config import SpeculativeConfig
 from specdec.engine import Engine
@@ -84,6 +85,22 @@ def test_the_oracle_is_never_below_a_member_and_never_above_perfect_drafts(resul
         assert oracle.oracle_tokens_per_step >= max(member.alone_tokens_per_step for member in oracle.members)
     alone = named(result, None, 8)
     assert alone.longest_tokens_per_step == alone.first_tokens_per_step == alone.members[0].alone_tokens_per_step
+
+
+def test_what_a_member_loses_lies_between_right_drafts_and_its_own(result: Result) -> None:
+    for member in (member for oracle in result.oracles for member in oracle.members):
+        steps = member.ceiling
+        assert steps is not None
+        # Whoever copies can say everything, and what it drafts depends on committed tokens alone.
+        assert steps.perfect_steps == steps.sayable_steps <= steps.fresh_steps <= member.num_steps
+
+
+def test_a_vocabulary_of_its_own_is_what_a_member_can_say() -> None:
+    engine, plan = asked([("ngram", 4)])
+    engine.runner.proposers["ngram"].sayable_token_ids = torch.arange(0, 256, 2)
+    (member,) = evaluate(engine, plan, "c").oracles[0].members
+    assert member.ceiling is not None
+    assert member.ceiling.perfect_steps < member.ceiling.sayable_steps
 
 
 def test_tasks_add_up_to_all_prompts(result: Result) -> None:

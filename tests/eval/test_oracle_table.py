@@ -24,9 +24,18 @@ def test_what_choosing_reaches_by_task_and_what_each_proposer_drafts() -> None:
     )
     assert rows(text, "chat")[0].startswith("chat 1518 ")
     assert rows(text, "ngram+suffix") == ["ngram+suffix 2 all 1716 - 1.35 - - 1.35 1.35 1.37"]
-    assert [row.split()[1] for row in rows(text, "ngram") + rows(text, "suffix")] == ["18", "2", "18", "2"]
+    assert [row.split()[1] for row in rows(text, "suffix")] == ["18", "2"]
     assert rows(text, "ngram")[0] == "ngram 18 2.99 2.98 0.98 35 % 96 % 99 %"
     assert rows(text, "suffix")[0] == "suffix 18 1.03 - 0.00 100 % 96 % -"
+
+
+def test_what_a_draft_loses_and_to_what() -> None:
+    text = oracle_table(result())
+    lost = [row for row in rows(text, "ngram") if row.endswith("%") and len(row.split()) == 12]
+    assert lost[0] == "ngram 18 14.56 8.89 4.88 2.99 49 % 35 % 16 %"
+    unknown = [replace(own, ceiling=None) for own in result().oracles[0].members]
+    bare = replace(result().oracles[0], members=tuple(unknown))
+    assert "What lies between" not in oracle_table(replace(result(), oracles=(bare,)))
 
 
 def test_one_prompt_at_a_time_and_no_interval() -> None:
