@@ -247,6 +247,7 @@ def _run_facts(target: Target, command: str) -> dict[str, Any]:
 
 
 def _report(made: Made, options: DataOptions, plan: Plan) -> None:
+    from specdec.step.memory import format_bytes
     from specdec.train.data.record import counts_of
 
     counts = counts_of(made.totals, plan.left_out)
@@ -261,13 +262,16 @@ def _report(made: Made, options: DataOptions, plan: Plan) -> None:
         "time": "the time is over; the same command goes on",
         "tokens": "there are as many tokens as were asked for",
     }[made.ended]
-    dropped = ", ".join(f"{number:,} {reason}" for reason, number in made.totals.dropped.items()) or "nothing"
+    reasons = {"too long": f"too long for --max-model-len {options.max_model_len}"}
+    dropped = ", ".join(f"{n:,} {reasons.get(reason, reason)}" for reason, n in made.totals.dropped.items())
     left_out = ", ".join(f"{number:,} {reason}" for reason, number in plan.left_out.items())
     click.echo(
         f"{made.totals.samples:,} samples, {made.totals.answer_tokens:,} answer tokens in {options.output}; {ended}\n"
         f"this run: {made.answer_tokens:,} tokens in {made.seconds:.1f} s, {speed:,.0f} tokens/s\n"
-        f"dropped: {dropped}\nleft out before: {left_out}"
+        f"dropped: {dropped or 'nothing'}\nleft out before: {left_out}"
     )
+    if parse_size("--cache-states", options.cache_states):
+        click.echo(f"states kept: {format_bytes(made.totals.states_bytes)} of at most {options.cache_states}")
     if made.num_jobs_done > made.totals.samples and made.ended != "complete":
         say(f"{made.num_jobs_done:,} of {len(plan.jobs):,} jobs are done")
 

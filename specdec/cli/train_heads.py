@@ -224,7 +224,7 @@ def run_training(name: str, options: Mapping[str, Any], given: set[str], command
             tell=lambda progress: tell(progress_text(progress)),
             stopped=stopped,
         )
-        outcome = Loop(trainee, setting.data, config, setting.identity, sitting).run()
+        outcome = Loop(trainee, setting.data, config, setting.identity, sitting, options["start_from"]).run()
     _report(outcome, options["output"], options["json"])
     return INTERRUPTED if outcome.ended == "stopped" else 0
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal
 
+from specdec.models.built_in import file_sha256
 from specdec.train.batches import Step, plan_epoch
 from specdec.train.checkpoint import (
     BEST,
@@ -96,9 +97,12 @@ class Loop(Generic[Prepared, HeldOut]):
         config: TrainConfig,
         target: Mapping[str, Any],
         sitting: Sitting,
+        start_from: Path | None = None,
     ) -> None:
+        """`start_from`: the file of the weights that the trainee begins with, if it has them from one."""
         self.trainee, self.data, self.config, self.sitting = trainee, data, config, sitting
         self._target = dict(target)
+        self._start = None if start_from is None else f"{start_from.name} of sha256 {file_sha256(start_from)[:12]}"
         self._optimiser = Optimiser(trainee.module.named_parameters(), config.optimiser)
         self._steps = self._plan()
         self._tokens = [sum(data.survey.lengths[i] for micro in step for i in micro) for step in self._steps]
@@ -163,13 +167,16 @@ class Loop(Generic[Prepared, HeldOut]):
         del recipe["run"]["checkpoint_minutes"]
         # What other things that train are set to is nothing to this run.
         recipe = {name: recipe[name] for name in ("run", "optimiser", "loss", self.trainee.name)}
-        return {"trainee": self.trainee.name, "recipe": recipe, "data": self.data.survey.digest}
+        told = {"trainee": self.trainee.name, "recipe": recipe, "data": self.data.survey.digest}
+        return told if self._start is None else {**told, "start_from": self._start}
 
     def _resume(self) -> None:
         path = self.sitting.directory / LAST
         found = load_checkpoint(path)
         if found is None:
             return
+        if (other := found.facts["trainee"]) != self.trainee.name:
+            raise ValueError(f"{path} is of a run of `specdec train {other}`: give another output directory")
         check_same(found.facts, self._facts(), path)
         self.trainee.module.load_state_dict(found.weights)
         self._optimiser.restore(dict(found.optimiser))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def test_data_is_made_and_gone_on_with(model: Path, prompts: Path, tmp_path: Pat
     assert code == 0, err
     assert "all prompts are answered" in out
     assert "jobs" in err
+    assert re.search(r"^states kept: \d+\.\d KiB of at most 1MB$", out, re.MULTILINE)
     stopped = data(*usual(model, prompts, other), *common, "--max-total-tokens=20", "--quiet")
     assert stopped[0] == 0
     assert "there are as many tokens as were asked for" in stopped[1]
@@ -73,6 +75,12 @@ def test_data_is_made_and_gone_on_with(model: Path, prompts: Path, tmp_path: Pat
     assert f"--prompts {prompts}" in record["runs"][0]["command"]
     assert len(record["identity"]["model"]["sha256"]) == 64
     assert record["identity"]["sources"][0]["prompts"] == 10
+
+
+def test_prompts_that_leave_no_room_are_told_with_the_limit(model: Path, prompts: Path, tmp_path: Path) -> None:
+    code, out, _ = data(*usual(model, prompts, tmp_path / "out"), "--max-model-len=8", "--quiet")
+    assert code == 0
+    assert "too long for --max-model-len 8\n" in out
 
 
 def test_a_directory_of_other_data_is_refused(model: Path, prompts: Path, tmp_path: Path) -> None:

@@ -71,7 +71,19 @@ def test_a_head_is_trained_and_drafts(model: Path, data: Path, tmp_path: Path) -
     )
     assert code == 0, err
     assert "trained to the end" in out
+    assert_another_run_is_refused(model, data, tmp_path)
     assert_grown(model, data, tmp_path)
+
+
+def assert_another_run_is_refused(model: Path, data: Path, folder: Path) -> None:
+    """Where a run is there already: one that began otherwise, and one of something else."""
+    asked = ["--model", model, "--data", data, "-o", folder / "more", "--quiet"]
+    code, out, err = eagle3(*asked, *SHORT, "--start-from", folder / "more" / "best.pt")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "last.pt was begun with start_from 'best.pt of sha256 " in err
+    code, out, err = fake.run(["train", "medusa", *map(str, asked)], None)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "last.pt is of a run of `specdec train eagle3`: give another output directory" in err
 
 
 def assert_grown(model: Path, data: Path, folder: Path) -> None:
