@@ -331,7 +331,7 @@ class Grower:
         return self.draws and not growth.sequence.request.params.is_greedy
 
     def _likeliest(self, guesses: Guesses, ranks: Many[Many[int]], names: Many[int] | None = None) -> list[list[Child]]:
-        """The tokens of the wanted ranks after each row of logits [n, vocab]; `names` are their ids, None: as they are."""
+        """The tokens of the wanted ranks after each row of logits [n, vocab]; `names` are their ids, if others."""
         # On a few numbers lists are several times as fast as tensors.
         logits = guesses.logits
         width = min(max(max(own) for own in ranks) + 1, logits.shape[-1])
