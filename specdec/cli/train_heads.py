@@ -21,16 +21,7 @@ from specdec.cli.progress import bar
 from specdec.cli.run import interruptible
 from specdec.cli.start import import_engine
 from specdec.config import MAX_THREADS, EngineConfig
-from specdec.train.recipe import (
-    DraftConfig,
-    Eagle3Config,
-    MedusaConfig,
-    OptimiserConfig,
-    RunConfig,
-    TrainConfig,
-    changed,
-    read_recipe,
-)
+from specdec.train.recipe import DEFAULTS, TrainConfig, changed, read_recipe
 
 if TYPE_CHECKING:
     from specdec.train.held_out import Acceptance
@@ -38,29 +29,29 @@ if TYPE_CHECKING:
     from specdec.train.trainees.base import Trainee
 
 RECIPE_OPTIONS = {
-    "epochs": ("run", "Passes over the data.", RunConfig.epochs),
-    "step_tokens": ("run", "Tokens of a micro-batch, about.", RunConfig.step_tokens),
-    "seed": ("run", "Chooses the order of the data and what starts as noise.", RunConfig.seed),
-    "dtype": ("run", "Of the products: bfloat16, float32, or auto: bfloat16 where it is fast.", RunConfig.dtype),
-    "device": ("run", "cpu, cuda, or auto: a GPU if there is one.", RunConfig.device),
-    "learning_rate": ("optimiser", "At its highest.", OptimiserConfig.learning_rate),
+    "epochs": ("run", "Passes over the data."),
+    "step_tokens": ("run", "Tokens of a micro-batch, about."),
+    "seed": ("run", "Chooses the order of the data and what starts as noise."),
+    "dtype": ("run", "Of the products: bfloat16, float32, or auto: bfloat16 where it is fast."),
+    "device": ("run", "cpu, cuda, or auto: a GPU if there is one."),
+    "learning_rate": ("optimiser", "At its highest."),
 }
-"""Options that stand for a key of the recipe: its section, help and default."""
+"""Options that stand for a key of the recipe: its section and help."""
 
 _SAYABLE = "Tokens that it can guess: the target's most frequent."
 _COMPARED = "Tokens that laws are compared over: the target's most frequent."
-OWN_OPTIONS: Mapping[str, Mapping[str, tuple[str, str, Any]]] = {
+OWN_OPTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "eagle3": {
-        "unrolls": ("eagle3", "How many tokens in a row the head learns to guess, 1 to 7.", Eagle3Config.unrolls),
-        "draft_vocab_size": ("eagle3", _SAYABLE, Eagle3Config.draft_vocab_size),
+        "unrolls": ("eagle3", "How many tokens in a row the head learns to guess, 1 to 7."),
+        "draft_vocab_size": ("eagle3", _SAYABLE),
     },
     "medusa": {
-        "num_heads": ("medusa", "Heads, and so the most tokens that they guess.", MedusaConfig.num_heads),
-        "draft_vocab_size": ("medusa", _SAYABLE, MedusaConfig.draft_vocab_size),
+        "num_heads": ("medusa", "Heads, and so the most tokens that they guess."),
+        "draft_vocab_size": ("medusa", _SAYABLE),
     },
     "draft": {
-        "num_layers": ("draft", "The target's first layers that it consists of.", DraftConfig.num_layers),
-        "loss_vocab_size": ("draft", _COMPARED, DraftConfig.loss_vocab_size),
+        "num_layers": ("draft", "The target's first layers that it consists of."),
+        "loss_vocab_size": ("draft", _COMPARED),
     },
 }
 """The same of one trainee alone."""
@@ -95,13 +86,14 @@ by Ctrl-C, what was done being kept.
 """
 
 
-def recipe_options(trainee: str) -> Mapping[str, tuple[str, str, Any]]:
+def recipe_options(trainee: str) -> Mapping[str, tuple[str, str]]:
     """All of a trainee's."""
     return {**RECIPE_OPTIONS, **OWN_OPTIONS[trainee]}
 
 
-def _recipe_option(name: str, meaning: tuple[str, str, Any]) -> click.Option:
-    _, help, default = meaning
+def _recipe_option(trainee: str, name: str, meaning: tuple[str, str]) -> click.Option:
+    section, help = meaning
+    default = getattr(getattr(DEFAULTS[trainee], section), name)
     flag_name, kind = "--" + name.replace("_", "-"), type(default)
     metavar = {int: "N", float: "X", str: "NAME"}[kind]
     return click.Option([flag_name], type=kind, metavar=metavar, help=f"{help}  [default: {default}]")
@@ -148,7 +140,7 @@ def _groups(trainee: str) -> dict[str, tuple[click.Option, ...]]:
         ),
         "Recipe": (
             _path("--config", help="A YAML file with the recipe."),
-            *(_recipe_option(name, meaning) for name, meaning in recipe_options(trainee).items()),
+            *(_recipe_option(trainee, name, meaning) for name, meaning in recipe_options(trainee).items()),
             stop_after("Write a checkpoint and stop then; the same command goes on."),
             threads,
         ),
@@ -183,7 +175,7 @@ def _callback(ctx: click.Context, /, **values: Any) -> None:
 
 def recipe(trainee: str, path: Path | None, options: Mapping[str, Any]) -> TrainConfig:
     """The file's recipe with what the command line says. ValueError names the file or the option."""
-    config = TrainConfig()
+    config = DEFAULTS[trainee]
     if path is not None:
         try:
             values = parse_yaml(path.read_bytes())
@@ -191,8 +183,8 @@ def recipe(trainee: str, path: Path | None, options: Mapping[str, Any]) -> Train
             raise ValueError(f"{path}: {error}") from None
         if not isinstance(values, Mapping):
             raise ValueError(f"{path}: expected sections such as `run:` with keys and values")
-        config = read_recipe(values, str(path))
-    for name, (section, _, _) in recipe_options(trainee).items():
+        config = read_recipe(values, str(path), trainee)
+    for name, (section, _) in recipe_options(trainee).items():
         if options[name] is not None:
             config = changed(config, {section: {name: options[name]}}, f"--{name.replace('_', '-')}")
     return config
@@ -202,6 +194,8 @@ def run_training(name: str, options: Mapping[str, Any], given: set[str], command
     """The whole command; returns the exit code."""
     with bad_input(), telling(options["quiet"]) as tell, interruptible() as stopped:
         config = recipe(name, options["config"], options)
+        if options["output"].resolve() in [directory.resolve() for directory in options["data"]]:
+            raise ValueError(f"{options['output']} holds the data: give --output another directory")
         import_engine()
         import torch
 

@@ -27,9 +27,8 @@ class OpenHead:
     """A head whose files are right, for a target whose weights may not be there yet."""
 
     prepared: PreparedHead
-    quantization: str
-    keeps_codes: bool
-    """Whether the file's own codes are kept, whatever the target's weights are."""
+    quantization: str | None
+    """None: int8 where the file has such codes, or else none."""
 
     @staticmethod
     def open(
@@ -49,16 +48,14 @@ class OpenHead:
             right = next(other for other, kinds in KINDS.items() if prepared.kind in kinds)
             raise ValueError(f"{path} holds a head of kind {prepared.kind}: use --proposer {right}, not {method}")
         # A head is small, and what it loses it loses at every token: in 4 bits it is only where that is asked for.
-        own = settings.quantization or ("none" if quantization == "none" else "int8")
-        return OpenHead(prepared, own, keeps_codes=settings.quantization is None and prepared.has_codes)
+        return OpenHead(prepared, settings.quantization or (None if quantization == "none" else "int8"))
 
     def load(self, target: Decoder, *, dtype: str, device: torch.device) -> EagleHead | MedusaHead:
         """The head, in the target's dtype: its states are what it computes with."""
-        quantization = self.quantization
-        if target.dtype == torch.float64 and quantization != "none":
+        is_double = target.dtype == torch.float64
+        quantization = self.quantization or ("int8" if self.prepared.has_codes and not is_double else "none")
+        if is_double and quantization != "none":
             raise ValueError("a draft head's quantization computes in float32, not in float64: give another dtype")
-        if self.keeps_codes and target.dtype != torch.float64:
-            quantization = "int8"
         return self.prepared.load(dtype=target.dtype, device=device, quantization=quantization)
 
 

@@ -90,12 +90,6 @@ def in_a_row(marks: Sequence[bool], length: int) -> list[int]:
     return found[::-1]
 
 
-def fresh(track: Track, length: int) -> list[int]:
-    """What drafts would bring of which each token is guessed as the first one of a draft is: after committed tokens
-    alone, and from what the target itself computed of them."""
-    return in_a_row([each.agreed > 0 for each in track], length)
-
-
 def histogram(tracks: Sequence[Track]) -> tuple[int, ...]:
     """Entry a: the places, of all tracks, where exactly a tokens agree."""
     found = [each.agreed for track in tracks for each in track]

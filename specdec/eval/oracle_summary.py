@@ -11,7 +11,6 @@ from specdec.eval.oracle import (
     Track,
     fewest_steps,
     first_to_draft,
-    fresh,
     gains,
     histogram,
     in_a_row,
@@ -122,16 +121,20 @@ def _member(table: _Table, number: int, indices: Sequence[int]) -> Shadowed:
     length = variant.num_speculative_tokens
     tracks = [table.tracks[index][number] for index in indices]
     measured = _measured(table, variant, indices)
+    alone = sum(num_steps(gains(track)) for track in tracks)
+    # A token may be right in a draft and wrong as the first one of another.
+    fresh = min(alone, sum(num_steps(in_a_row([each.agreed > 0 for each in track], length)) for track in tracks))
     return Shadowed(
         proposer=variant.proposer,
         num_speculative_tokens=variant.num_speculative_tokens,
-        num_steps=sum(num_steps(gains(track)) for track in tracks),
+        num_steps=alone,
         measured_steps=None if measured is None else sum(measured),
         agreed=histogram(tracks),
         positions=count_positions([(each.depth, each.agreed) for track in tracks for each in track if each.depth]),
         ceiling=Ceiling(
+            num_tokens=sum(map(len, tracks)),
             perfect_steps=sum(perfect_steps(len(track), length) for track in tracks),
             sayable_steps=sum(num_steps(in_a_row(table.sayable[index][number], length)) for index in indices),
-            fresh_steps=sum(num_steps(fresh(track, length)) for track in tracks),
+            fresh_steps=fresh,
         ),
     )

@@ -34,7 +34,7 @@ def oracle_table(result: Result) -> str:
     parts = [
         CHOICE_WORDS.format(concurrency=concurrency or "prompts at once not recorded") + _choices(result.oracles),
         MEMBER_WORDS + _members(whole),
-        *([CEILING_WORDS + _ceilings(whole)] if _with_ceiling(whole) else []),
+        *_ceilings(whole),
         *(_reached(oracle, concurrency) for oracle in whole if oracle.share is not None),
     ]
     return "\n\n".join(parts)
@@ -96,28 +96,18 @@ def _member(member: Shadowed, deepest: int) -> tuple[str, ...]:
     )
 
 
-def _with_ceiling(oracles: Sequence[Oracle]) -> list[Shadowed]:
-    return [member for member in _each_member(oracles) if member.ceiling is not None]
-
-
-def _ceilings(oracles: Sequence[Oracle]) -> str:
+def _ceilings(oracles: Sequence[Oracle]) -> list[str]:
+    """One table, or none where nobody has a ceiling."""
     header = ("proposer", "k", "perfect", "sayable", "fresh", "alone")
     rows: Rows = [(*header, "vocabulary", "wrong", "after guesses")]
-    for member in _with_ceiling(oracles):
-        perfect, sayable, fresh = (
-            member.perfect_tokens_per_step,
-            member.sayable_tokens_per_step,
-            member.fresh_tokens_per_step,
-        )
-        assert perfect is not None
-        assert sayable is not None
-        assert fresh is not None
-        alone = member.alone_tokens_per_step
-        steps = [perfect, sayable, fresh, alone]
-        lost = [(before - after) / (perfect - alone) if perfect > alone else 0.0 for before, after in pairwise(steps)]
-        named = (member.proposer, str(member.num_speculative_tokens))
-        rows.append((*named, *map(_number, steps), *map(percent, lost)))
-    return align(rows)
+    for member in _each_member(oracles):
+        if (best := member.ceiling) is not None:
+            alone = member.alone_tokens_per_step
+            steps = (best.perfect_tokens_per_step, best.sayable_tokens_per_step, best.fresh_tokens_per_step, alone)
+            lost = max(steps[0] - alone, 1e-9)
+            shares = [percent((before - after) / lost) for before, after in pairwise(steps)]
+            rows.append((member.proposer, str(member.num_speculative_tokens), *map(_number, steps), *shares))
+    return [CEILING_WORDS + align(rows)] if len(rows) > 1 else []
 
 
 def _conditional(position: Position) -> str:

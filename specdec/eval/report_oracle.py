@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec.eval.oracle_table import chooser
 from specdec.eval.report_tables import EMPTY, Cell, Column, Row, Table
 from specdec.eval.report_text import interval, number, percent
-from specdec.eval.results import Oracle, Position, Result, Shadowed
+from specdec.eval.results import Ceiling, Oracle, Position, Result, Shadowed
 
 OF = (Column("chosen from"), Column("k"), Column("task"))
 MEMBER = (*OF, Column("proposer"), Column("its k"))
@@ -68,7 +68,7 @@ def members(result: Result) -> Table:
             _per_step(member.alone_tokens_per_step, member.num_steps),
             _per_step(member.measured_tokens_per_step, member.measured_steps),
             Cell(number(member.mean_agreed)),
-            *_ceiling(member),
+            *_ceiling(member.ceiling),
             *cells,
             *[EMPTY] * (deepest - len(cells)),
         )
@@ -82,14 +82,13 @@ def _member(oracle: Oracle, member: Shadowed) -> Row:
     return (*_which(oracle), Cell(member.proposer), Cell(number(member.num_speculative_tokens)))
 
 
-def _ceiling(member: Shadowed) -> Row:
-    steps = member.ceiling
-    if steps is None:
+def _ceiling(best: Ceiling | None) -> Row:
+    if best is None:
         return (EMPTY, EMPTY, EMPTY)
     return (
-        _per_step(member.perfect_tokens_per_step, steps.perfect_steps),
-        _per_step(member.sayable_tokens_per_step, steps.sayable_steps),
-        _per_step(member.fresh_tokens_per_step, steps.fresh_steps),
+        _per_step(best.perfect_tokens_per_step, best.perfect_steps),
+        _per_step(best.sayable_tokens_per_step, best.sayable_steps),
+        _per_step(best.fresh_tokens_per_step, best.fresh_steps),
     )
 
 

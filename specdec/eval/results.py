@@ -360,14 +360,34 @@ class PlainRun:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Steps with better drafts than a member's, of the same length, from the best on."""
+    """Steps with better drafts than a member's, of the same length, from the best on; never more than with its own."""
 
+    num_tokens: int
+    """Output tokens after each prompt's first."""
     perfect_steps: int
     """All of a draft is right."""
     sayable_steps: int
     """It is right up to the first token that the proposer's vocabulary lacks."""
     fresh_steps: int
     """Each token is guessed as the first one of a draft is, from committed tokens alone."""
+
+    @property
+    def perfect_tokens_per_step(self) -> float:
+        """num_tokens / perfect_steps."""
+        return self._per_step(self.perfect_steps)
+
+    @property
+    def sayable_tokens_per_step(self) -> float:
+        """num_tokens / sayable_steps."""
+        return self._per_step(self.sayable_steps)
+
+    @property
+    def fresh_tokens_per_step(self) -> float:
+        """num_tokens / fresh_steps."""
+        return self._per_step(self.fresh_steps)
+
+    def _per_step(self, num_steps: int) -> float:
+        return self.num_tokens / num_steps if num_steps else 1.0
 
 
 @dataclass(frozen=True)
@@ -389,25 +409,7 @@ class Shadowed:
     @property
     def alone_tokens_per_step(self) -> float:
         """sum(agreed) / num_steps."""
-        return self._per_step(self.num_steps)
-
-    @property
-    def perfect_tokens_per_step(self) -> float | None:
-        """sum(agreed) / ceiling.perfect_steps."""
-        return None if self.ceiling is None else self._per_step(self.ceiling.perfect_steps)
-
-    @property
-    def sayable_tokens_per_step(self) -> float | None:
-        """sum(agreed) / ceiling.sayable_steps."""
-        return None if self.ceiling is None else self._per_step(self.ceiling.sayable_steps)
-
-    @property
-    def fresh_tokens_per_step(self) -> float | None:
-        """sum(agreed) / ceiling.fresh_steps."""
-        return None if self.ceiling is None else self._per_step(self.ceiling.fresh_steps)
-
-    def _per_step(self, num_steps: int) -> float:
-        return sum(self.agreed) / num_steps if num_steps else 1.0
+        return sum(self.agreed) / self.num_steps if self.num_steps else 1.0
 
     @property
     def measured_tokens_per_step(self) -> float | None:

@@ -88,9 +88,10 @@ class CodedHeadTensors:
         self._codes = coded(tensors.names())
 
     @property
-    def in_groups(self) -> bool:
-        """Whether the codes have the kernels' groups."""
-        return bool(self._codes) and self._group == GROUP
+    def are_as_kernels_want(self) -> bool:
+        """Whether all codes have the kernels' groups and scales."""
+        scales = (self._tensors.read(name + SCALE).dtype for name in self._codes)
+        return bool(self._codes) and self._group == GROUP and all(dtype == torch.float16 for dtype in scales)
 
     def names(self) -> list[str]:
         scales = {name + SCALE for name in self._codes}

@@ -61,8 +61,6 @@ class PreparedHead:
         """The head, filled and trimmed. `quantization` is one of `SCHEMES`; codes of 8 bits that the file has are kept
         under any but "none"."""
         head = self.head
-        is_padded = head.draft_token_ids is None and head.num_logits > self.vocab_size
-        is_whole = self.kept_token_ids is None and not is_padded
         fill_parameters(
             head,
             self.plan,
@@ -70,11 +68,11 @@ class PreparedHead:
             dtype=dtype,
             device=device,
             misfit=self.misfit,
-            keep_codes=is_whole and quantization != "none",
+            keep_codes=self._is_whole and quantization != "none",
         )
         if self.kept_token_ids is not None:
             head.keep_tokens(self.kept_token_ids)
-        elif is_padded:
+        elif not self._is_whole:
             # No token has these logits.
             head.keep_tokens(torch.arange(self.vocab_size))
             head.draft_token_ids = None
@@ -83,8 +81,15 @@ class PreparedHead:
 
     @property
     def has_codes(self) -> bool:
-        """Whether the file holds matrices in codes that the kernels take as they are."""
-        return isinstance(self.files.tensors, CodedHeadTensors) and self.files.tensors.in_groups
+        """Whether the file holds matrices in codes that the kernels take as they are. Reads their scales."""
+        tensors = self.files.tensors
+        return self._is_whole and isinstance(tensors, CodedHeadTensors) and tensors.are_as_kernels_want
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the file's rows are the head's own."""
+        is_padded = self.head.draft_token_ids is None and self.head.num_logits > self.vocab_size
+        return self.kept_token_ids is None and not is_padded
 
     @property
     def misfit(self) -> str:

@@ -32,8 +32,8 @@ class DraftModelSettings:
 
     A model of its own has the target's `quantization` and `kv_cache_dtype`, unless it is given others here.
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
-    draft's law; "greedy" always takes its likeliest token. A draft ends where nothing would make its probability, by
-    the draft model's own law, at least `confidence_threshold`.
+    draft's law; "greedy" always takes its likeliest token. A draft goes on as long as its probability, by the
+    draft model's own law, is at least `confidence_threshold`.
     """
 
     model: str | None = None

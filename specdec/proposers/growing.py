@@ -6,9 +6,8 @@ temperature, filters and penalties. Where a request samples, children are drawn 
 reported; or they are the likeliest ones, which is what the deterministic-children rule of the verifier is for; or,
 under the coupled verifier, those that the target's own noise prefers. What computes the logits is the caller's.
 
-A draft may end where its own law is unsure. Whether a node gets children is decided by the path to it and by how
-likely the likeliest of them is, before any is drawn: so nothing that was drawn is dropped, which would change the
-distribution.
+A draft may end where its own law is unsure. Whether a node gets children is decided by the path to it, before any is
+guessed: so no work is thrown away, and nothing that was drawn is dropped, which would change the distribution.
 """
 
 from __future__ import annotations
@@ -263,8 +262,8 @@ class Grower:
         vocabulary: Vocabulary | None = None,
         confidence_threshold: float = 0.0,
     ) -> None:
-        """`confidence_threshold`: a node gets no children where none of them would have a path of at least this
-        probability, by the draft's own law."""
+        """`confidence_threshold`: only a node whose path has at least this probability, by the draft's own law, gets
+        children."""
         self.name = name
         self.shape = shape
         self.kernels = kernels
@@ -298,8 +297,7 @@ class Grower:
         rows = [_sampling_row(growth, node) for growth, node in nodes]
         if self.vocabulary is not None:
             if all(map(asks_nothing, rows)):
-                children = self._likeliest(guesses, ranks, self.vocabulary.names)
-                self._add(nodes, children, _first_scores(children))
+                _add(nodes, self._likeliest(guesses, ranks, self.vocabulary.names))
                 return
             guesses = Guesses(self.vocabulary.over_target(guesses.logits))
         processed = process_logits(guesses.logits, rows, self.kernels)
@@ -307,24 +305,13 @@ class Grower:
             guesses = Guesses(processed)
         drawn = [i for i, (growth, _) in enumerate(nodes) if self._is_drawn(growth)]
         children = self._likeliest(guesses, ranks) if len(drawn) < len(nodes) else [[] for _ in nodes]
-        best = _first_scores(children)
         if drawn:
             counts = [len(ranks[i]) for i in drawn]
             logs = processed[drawn].log_softmax(dim=-1) if self._needs_scores else None
             made = self._drawn(processed[drawn], logs, [nodes[i] for i in drawn], counts)
             for i, own in zip(drawn, made, strict=True):
                 children[i] = own
-            for i, most in zip(drawn, [] if logs is None else logs.amax(-1).tolist(), strict=logs is not None):
-                best[i] = most
-        self._add(nodes, children, best)
-
-    def _add(self, nodes: Many[tuple[Growth, int]], children: Many[Many[Child]], best: Many[float]) -> None:
-        """`best`: by node the log probability of its likeliest child."""
-        for (growth, node), own, likeliest in zip(nodes, children, best, strict=True):
-            if growth.score_of(node) + likeliest < self._least:
-                continue
-            for place, child in enumerate(own):
-                growth.add(node, place, child)
+        _add(nodes, children)
 
     def _is_drawn(self, growth: Growth) -> bool:
         """Whether the draft samples; otherwise it takes the likeliest tokens."""
@@ -386,9 +373,10 @@ class Grower:
         )
 
 
-def _first_scores(children: Many[Many[Child]]) -> list[float]:
-    """Of children by rank those of the likeliest, by node."""
-    return [own[0].score if own else 0.0 for own in children]
+def _add(nodes: Many[tuple[Growth, int]], children: Many[Many[Child]]) -> None:
+    for (growth, node), own in zip(nodes, children, strict=True):
+        for place, child in enumerate(own):
+            growth.add(node, place, child)
 
 
 def _sampling_row(growth: Growth, node: int) -> SamplingRow:

@@ -28,8 +28,8 @@ class HeadSettings:
     `quantization` is the head's own; None: int8 where its file or the target's weights are quantised.
 
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
-    head's law; "greedy" always takes its likeliest tokens. A draft ends where nothing would make its probability, by
-    the head's own law, at least `confidence_threshold`.
+    head's law; "greedy" always takes its likeliest tokens. A draft goes on as long as its probability, by the
+    head's own law, is at least `confidence_threshold`.
 
     `expected_acceptance` is what the proposer `auto` begins with, before it has seen drafts of its own: by position the
     share of the head's tokens that are accepted where all before them were. It changes no draft.

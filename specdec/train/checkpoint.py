@@ -40,9 +40,8 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
         return None
     try:
         return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # whatever torch's reader raises over bytes that are not its own
-        kind = type(error).__name__
-        raise ValueError(f"{path} is damaged, or no last.pt or best.pt of a training run ({kind})") from None
+    except Exception:  # whatever torch's reader raises over bytes that are not its own
+        raise ValueError(f"{path} is no last.pt or best.pt of a training run, or a damaged one") from None
 
 
 def check_same(facts: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> None:

@@ -139,6 +139,7 @@ class Loop(Generic[Prepared, HeldOut]):
             reader.shutdown(cancel_futures=True)
         if step > self._first:
             self._save(step, LAST)
+        self._ensure_head()
         return Outcome(
             ended,
             step,
@@ -254,6 +255,17 @@ class Loop(Generic[Prepared, HeldOut]):
             self.trainee.write(self.sitting.directory / HEAD)
         self._optimiser.swap_averages()
         write_text(self.sitting.directory / CURVE, learning_curve(self._history))
+
+    def _ensure_head(self) -> None:
+        """Write the best head again if somebody took it away."""
+        directory = self.sitting.directory
+        if not self._history or (directory / HEAD).exists():
+            return
+        best = load_checkpoint(directory / BEST)
+        if best is None:
+            raise ValueError(f"{directory} has lost {HEAD} and {BEST}: train into another directory")
+        self.trainee.module.load_state_dict(best.weights)
+        self.trainee.write(directory / HEAD)
 
     def _save(self, step: int, name: str) -> None:
         checkpoint = Checkpoint(

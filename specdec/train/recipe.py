@@ -116,6 +116,13 @@ class TrainConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
 
 
+DEFAULTS: Mapping[str, TrainConfig] = {
+    "eagle3": TrainConfig(),
+    "medusa": TrainConfig(),
+    "draft": TrainConfig(run=RunConfig(epochs=4), optimiser=OptimiserConfig(learning_rate=3e-4)),
+}
+"""By trainee. Layers that are the target's own already need less than those that begin from little."""
+
 _RANGES: Mapping[str, tuple[float, float]] = {
     "run.epochs": (1, 10_000),
     "run.step_tokens": (1, 10_000_000),
@@ -129,8 +136,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "optimiser.learning_rate": (0, 1),
     "optimiser.warmup": (0, 1),
     "optimiser.final_share": (0, 1),
-    "optimiser.beta1": (0, 1),
-    "optimiser.beta2": (0, 1),
+    "optimiser.beta1": (0, 0.999999),
+    "optimiser.beta2": (0, 0.999999),
     "optimiser.epsilon": (0, 1),
     "optimiser.weight_decay": (0, 10),
     "optimiser.clip": (0, 1e6),
@@ -151,10 +158,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 T = TypeVar("T")
 
 
-def read_recipe(values: Mapping[str, Any], where: str) -> TrainConfig:
-    """The recipe that a parsed YAML file holds; what it leaves out has its default. ValueError, led by `where`, for a
-    key that is not known (with the nearest that is) and a value that cannot be."""
-    return changed(TrainConfig(), values, where)
+def read_recipe(values: Mapping[str, Any], where: str, trainee: str = "eagle3") -> TrainConfig:
+    """The recipe that a parsed YAML file holds; what it leaves out has the trainee's default. ValueError, led by
+    `where`, for a key that is not known (with the nearest that is) and a value that cannot be."""
+    return changed(DEFAULTS[trainee], values, where)
 
 
 def changed(config: TrainConfig, values: Mapping[str, Any], where: str) -> TrainConfig:

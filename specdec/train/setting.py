@@ -44,6 +44,13 @@ def open_setting(
     """`directories` are of one target; `engine` names the model and how its forward pass runs where states were not
     kept; `asked` are the auxiliary layers, (): those of the data. ValueError for data of another model."""
     datasets = [open_dataset(directory) for directory in directories]
+    for dataset in datasets:
+        counted = dataset.provenance["counts"].get("samples", 0)
+        if len(dataset) < counted:
+            tell(
+                f"{dataset.directory} holds {len(dataset):,} samples, and its data.json counts {counted:,}: are its "
+                "last files missing?"
+            )
     path = resolve(engine.model, tell)
     sha256 = weights_sha256(path)
     for dataset in datasets:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,7 @@ def test_a_head_is_trained_and_drafts(model: Path, data: Path, tmp_path: Path) -
     assert code == 0, err
     assert "trained to the end" in out
     assert_another_run_is_refused(model, data, tmp_path)
+    assert_a_lost_head_is_written_again(model, data, tmp_path)
     assert_grown(model, data, tmp_path)
 
 
@@ -84,6 +87,21 @@ def assert_another_run_is_refused(model: Path, data: Path, folder: Path) -> None
     code, out, err = fake.run(["train", "medusa", *map(str, asked)], None)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "last.pt is of a run of `specdec train eagle3`: give another output directory" in err
+
+
+def assert_a_lost_head_is_written_again(model: Path, data: Path, folder: Path) -> None:
+    asked = ["--model", model, "--data", data, "-o", folder / "run", *SHORT, "--quiet"]
+    weights = folder / "run" / "head" / "model.safetensors"
+    before = weights.read_bytes()
+    shutil.rmtree(folder / "run" / "head")
+    assert eagle3(*asked)[0] == 0
+    assert weights.read_bytes() == before
+    shutil.rmtree(folder / "run" / "head")
+    (folder / "run" / "best.pt").rename(folder / "kept")
+    code, out, err = eagle3(*asked)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "has lost head and best.pt: train into another directory" in err
+    (folder / "kept").rename(folder / "run" / "best.pt")
 
 
 def assert_grown(model: Path, data: Path, folder: Path) -> None:
@@ -122,6 +140,17 @@ def test_several_data_sets_are_trained_on_together(model: Path, data: Path, tmp_
     assert counts[2] == counts[0] + counts[1]
 
 
+def test_shards_that_are_missing_at_the_end_are_told(model: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    counts = json.loads((tmp_path / "data" / "data.json").read_text())
+    counts["counts"]["samples"] += 7
+    (tmp_path / "data" / "data.json").write_text(json.dumps(counts))
+    asked = ["--model", model, *SHORT, "--epochs=1"]
+    _, _, err = eagle3(*asked, "--data", tmp_path / "data", "-o", tmp_path / "run")
+    assert re.search(r"holds 12 samples, and its data.json counts 19: are its last files missing\?", err)
+    assert "missing" not in eagle3(*asked, "--data", data, "-o", tmp_path / "whole")[2]
+
+
 def test_without_held_out_samples_the_figures_say_what_they_are_of(model: Path, data: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("run: {held_out_share: 0, evaluations: 1}")
@@ -144,7 +173,8 @@ def test_what_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
         ("--device=moon",): "the device must be auto, cpu, cuda or one of several GPUs, such as cuda:1; got 'moon'",
         ("--config", broken): "broken.yaml: not valid YAML",
         ("--stop-after=nan",): "'nan' is no number of minutes",
-        ("--start-from", data / "data.json"): "data.json is damaged, or no last.pt or best.pt of a training run",
+        ("--start-from", data / "data.json"): "data.json is no last.pt or best.pt of a training run, or a damaged one",
+        ("-o", data): "data holds the data: give --output another directory",
     }
     for extra, message in cases.items():
         code, out, err = eagle3(*asked, *extra, "--quiet")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from specdec.cli.train_heads import recipe, recipe_options
-from specdec.train.recipe import TrainConfig, read_recipe
+from specdec.train.recipe import DEFAULTS, read_recipe
+from tests.cli import fake
 from tests.cli.fake import invoke
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
@@ -29,9 +30,21 @@ def test_the_recipes_in_the_repository_can_be_read(trainee: str) -> None:
 
 
 @pytest.mark.parametrize("trainee", TRAINEES)
-def test_every_option_has_the_default_of_its_key(trainee: str) -> None:
-    for name, (section, _, default) in recipe_options(trainee).items():
-        assert getattr(getattr(TrainConfig(), section), name) == default
+def test_every_option_tells_the_default_of_its_key(trainee: str) -> None:
+    _, out, _ = fake.run(["train", trainee, "--help"], None)
+    told = " ".join(out.split())
+    for name, (section, help) in recipe_options(trainee).items():
+        default = getattr(getattr(DEFAULTS[trainee], section), name)
+        assert f"{help} [default: {default}]" in told
+
+
+def test_a_draft_model_learns_more_slowly_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    assert recipe("draft", None, options("draft")).optimiser.learning_rate == 3e-4
+    file = tmp_path / "recipe.yaml"
+    file.write_text("run: {seed: 3}\n")
+    config = recipe("draft", file, options("draft"))
+    assert (config.run.seed, config.run.epochs, config.optimiser.learning_rate) == (3, 4, 3e-4)
+    assert recipe("medusa", None, options("medusa")).optimiser.learning_rate == 2e-3
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:

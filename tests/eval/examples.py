@@ -109,7 +109,9 @@ def oracle(proposer: str | None, k: int, task: str | None, start: int, *, measur
     positions = (Position(1, start + 91, start + 91, start + 41), Position(2, start + 89, start + 40, start + 29))
     agreed = (start + 109, start + 19, start + 31)
     members = (
-        Shadowed("ngram", k, start + 59, start + 61 if measured else None, agreed, positions, Ceiling(279, 457, 833)),
+        Shadowed(
+            "ngram", k, start + 59, start + 61 if measured else None, agreed, positions, Ceiling(4062, 279, 457, 833)
+        ),
         Shadowed("suffix", k, start + 67, None, agreed[:1], positions[:1]),
     )
     share = Estimate(0.9 + start / 1e5, 0.8 + start / 1e5, 0.95 + start / 1e5) if measured else None

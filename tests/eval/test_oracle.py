@@ -14,7 +14,6 @@ from specdec.eval.oracle import (
     agreement,
     fewest_steps,
     first_to_draft,
-    fresh,
     gains,
     histogram,
     in_a_row,
@@ -163,14 +162,8 @@ def test_places_by_how_much_agrees() -> None:
     assert histogram([[]]) == ()
 
 
-@given(st.lists(st.integers(0, LONGEST), max_size=12), st.integers(1, LONGEST))
-def test_fresh_guesses_go_on_as_long_as_each_place_begins_right(agreed: list[int], length: int) -> None:
-    found = fresh([Agreement(own, own) for own in agreed], length)
-    for place, brings in enumerate(found):
-        assert all(own > 0 for own in agreed[place : place + brings])
-        assert brings == length or place + brings == len(agreed) or agreed[place + brings] == 0
-
-
-def test_marks_in_a_row() -> None:
-    assert in_a_row([True, True, True, False, True], 2) == [2, 2, 1, 0, 1]
-    assert in_a_row([], 3) == []
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, LONGEST))
+def test_marks_in_a_row(marks: list[bool], length: int) -> None:
+    for place, found in enumerate(in_a_row(marks, length)):
+        assert all(marks[place : place + found])
+        assert found == length or place + found == len(marks) or not marks[place + found]

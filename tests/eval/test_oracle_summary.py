@@ -91,7 +91,7 @@ def test_what_a_member_loses_lies_between_right_drafts_and_its_own(result: Resul
     for member in (member for oracle in result.oracles for member in oracle.members):
         steps = member.ceiling
         assert steps is not None
-        # Whoever copies can say everything, and what it drafts depends on committed tokens alone.
+        # Whoever copies can say everything.
         assert steps.perfect_steps == steps.sayable_steps <= steps.fresh_steps <= member.num_steps
 
 

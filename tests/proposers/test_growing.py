@@ -182,8 +182,8 @@ def test_confidence_prefers_likelier_paths_and_keeps_ancestors() -> None:
 
 @pytest.mark.parametrize("threshold", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SAMPLED])
-def test_a_chain_ends_where_nothing_would_make_it_likely_enough(params: SamplingParams, threshold: float) -> None:
-    """The definition: a token is drafted as long as the likeliest one there would leave the path likely enough."""
+def test_a_chain_goes_on_as_long_as_it_is_likely_enough(params: SamplingParams, threshold: float) -> None:
+    """The definition: one token is always drafted, and another as long as the path before it is likely enough."""
     depth, lengths = 6, set()
     for draft in grow(
         [sample(seed, params) for seed in range(60)],
@@ -191,15 +191,12 @@ def test_a_chain_ends_where_nothing_would_make_it_likely_enough(params: Sampling
         confidence=threshold,
         depth=depth,
     ):
-        so_far, length = 1.0, 0
-        for length in range(depth + 1):
-            law = guess(draft.token_ids[:length]).softmax(-1, dtype=torch.float64)
-            if length == depth or so_far * float(law.max()) < threshold:
-                break
-            if length < len(draft):
-                so_far *= float(law[draft.token_ids[length]])
-        assert len(draft) == length
-        lengths.add(length)
+        path = 1.0
+        for length, token in enumerate(draft.token_ids):
+            assert path >= threshold
+            path *= float(guess(draft.token_ids[:length]).softmax(-1, dtype=torch.float64)[token])
+        assert len(draft) == depth or path < threshold
+        lengths.add(len(draft))
     assert lengths != {depth}
 
 

@@ -133,7 +133,7 @@ def test_a_run_goes_on_with_its_own_recipe_and_data_alone(tmp_path: Path, data: 
     with pytest.raises(ValueError, match=r"last.pt was begun with data "):
         loop(RECIPE, fewer, Sitting(tmp_path))
     (tmp_path / "last.pt").write_bytes(b"no")
-    with pytest.raises(ValueError, match=r"last.pt is damaged, or no last.pt or best.pt of a training run"):
+    with pytest.raises(ValueError, match=r"last.pt is no last.pt or best.pt of a training run, or a damaged one"):
         loop(RECIPE, data, Sitting(tmp_path))
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from specdec.train.recipe import Eagle3Config, RunConfig, TrainConfig, changed, read_recipe
+from specdec.train.recipe import DEFAULTS, Eagle3Config, RunConfig, TrainConfig, changed, read_recipe
 
 FILE = Path(__file__).parents[2] / "configs" / "train" / "eagle3.yaml"
 
 
-def test_the_file_holds_every_default() -> None:
-    assert read_recipe(yaml.safe_load(FILE.read_text()), "file") == TrainConfig()
+@pytest.mark.parametrize("trainee", ["eagle3", "medusa", "draft"])
+def test_the_file_holds_every_default(trainee: str) -> None:
+    values = yaml.safe_load((FILE.parent / f"{trainee}.yaml").read_text())
+    assert read_recipe(values, "file") == DEFAULTS[trainee] == read_recipe({}, "file", trainee)
 
 
 @pytest.mark.parametrize("trainee", ["eagle3", "medusa", "draft"])
