@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from specdec.config import EngineConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.core.control.controller import Controller
 from specdec.core.control.step_cost import StepCost
 from specdec.core.control.types import Member
@@ -38,20 +39,8 @@ def portfolio_members(config: EngineConfig, auto_length: int, loaded: Mapping[st
     found = []
     for name in member_names(config):
         entry, proposer = entries[name], loaded[name]
-        length = member_length(entry, auto_length) if _has_settings(name) else auto_length
-        found.append(
-            Member(
-                name,
-                length=length,
-                nodes=num_nodes(entry) if _has_settings(name) else length,
-                is_tree=_has_settings(name) and is_tree(entry),
-                has_kv=bool(proposer.kv_caches),
-                learns=proposer.wants.logits,
-                expected=tuple(getattr(check_settings(entry), "expected_acceptance", ()))
-                if _has_settings(name)
-                else (),
-            )
-        )
+        member = Member(name, auto_length, auto_length, has_kv=bool(proposer.kv_caches), learns=proposer.wants.logits)
+        found.append(_as_set(member, entry, auto_length) if _has_settings(name) else member)
     with_kv = [member.name for member in found if member.has_kv]
     if len(with_kv) > 1:
         raise ValueError(
@@ -60,6 +49,19 @@ def portfolio_members(config: EngineConfig, auto_length: int, loaded: Mapping[st
             f"'{with_kv[0]}']}}"
         )
     return found
+
+
+def _as_set(member: Member, entry: SpeculativeConfig, auto_length: int) -> Member:
+    """What a member's own entry says of its drafts."""
+    settings = check_settings(entry)
+    return replace(
+        member,
+        length=member_length(entry, auto_length),
+        nodes=num_nodes(entry),
+        is_tree=is_tree(entry),
+        ends_early=getattr(settings, "confidence_threshold", 0.0) > 0,
+        expected=tuple(getattr(settings, "expected_acceptance", ())),
+    )
 
 
 def _has_settings(name: str) -> bool:

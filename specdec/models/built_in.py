@@ -143,7 +143,7 @@ SHELF = HeadShelf(
             description="EAGLE-3 for SmolLM2-135M-Instruct, trained with specdec",
             licence="Apache-2.0",
             draft_length=7,
-            confidence_threshold=0.1,
+            confidence_threshold=0.08,
             acceptance=(0.48, 0.58, 0.6, 0.6),
         ),
     ),

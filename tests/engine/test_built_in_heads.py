@@ -249,6 +249,7 @@ def test_how_long_its_drafts_are_in_auto_and_where_they_end(
     found = controllers_members(asked, shelf)
     assert found["eagle3"].expected == (0.5, 0.25)
     assert found["ngram"].expected == ()
+    assert [name for name, member in found.items() if member.ends_early] == ["eagle3"]
 
 
 def controllers_members(asked: EngineConfig, shelf: HeadShelf) -> dict[str, Member]:

@@ -105,7 +105,7 @@ def best_length(ladder: Ladder, added: Many[float], base: float, least: float) -
         verifying += more
         seconds += more + slope
         rate = (1 + gains[position]) / seconds
-        if rate > least:
+        if rate > least and (position + 1 == ladder.num_steps or not ladder.member.ends_early):
             least, length, at_best = rate, position + 1, verifying
     return least, length, at_best
 

@@ -26,6 +26,8 @@ class Member:
     """It must compute what was committed since it was last asked, before it can draft."""
     learns: bool = False
     """It learns from the steps at which it is asked."""
+    ends_early: bool = False
+    """Its chains end by themselves where it is unsure, of which nobody knows more before: so it is asked for all."""
     expected: tuple[float, ...] = ()
     """By position the acceptance that was seen of it elsewhere, given that all before was accepted; as far as known."""
 

@@ -323,6 +323,16 @@ def test_a_model_that_few_would_ask_does_not_keep_others_from_their_lookups(batc
     assert chosen["copy"] >= matches - 1
 
 
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_who_ends_its_drafts_where_it_is_unsure_is_asked_for_all(ends_early: bool) -> None:
+    """How far the next draft is worth going it knows best; how far drafts are on average is known here."""
+    head = Member("head", 7, 7, ends_early=ends_early, expected=(0.6, 0.3, 0.3))
+    controller = Controller([head], StepCost({1: 1.0, 8: 1.4}))
+    controller.calibrated("head", DraftTimes(((1, 0.05), (7, 0.1))))
+    (choice,) = controller.choose([Candidate("s", 50, 6)], 1)
+    assert choice.length == 4 if ends_early else choice.length < 4
+
+
 def test_short_drafts_of_a_model_are_known_to_be_cheap() -> None:
     """One that is right for the first token alone pays at that length only."""
     scripts = {"model": Script(lambda step, at: 0.9 if at == 0 else 0.1, each=0.2 * STEP, length=8, has_kv=True)}
