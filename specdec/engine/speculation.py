@@ -31,8 +31,6 @@ class Speculation:
         self.runner = runner
         self.scheduler = scheduler
         self.controller = controller
-        self._unanswered: set[Sequence] = set()
-        """Sequences for which the proposer with KV had no answer: it lacks what it would go on from, now and later."""
         self._last = StepRecord()
 
     def propose(self, schedule: Schedule, record: StepRecord) -> None:
@@ -110,7 +108,7 @@ class Speculation:
                 key=sequence,
                 num_tokens=sequence.num_tokens,
                 length=self.scheduler.free_draft_length(sequence),
-                kv_length=0 if sequence in self._unanswered else self.scheduler.draft_length(sequence),
+                kv_length=self.scheduler.draft_length(sequence),
                 lag=_lag(sequence),
                 is_greedy=sequence.request.params.is_greedy,
                 hints=own,
@@ -126,8 +124,6 @@ class Speculation:
             for (sequence, choice), answer in zip(chosen, answers, strict=True):
                 if choice.proposer == name:
                     draft = answer.draft
-                    if draft is None and name == sequence.request.draft_kv:
-                        self._unanswered.add(sequence)
                     drafts.append((sequence, draft.depth if draft else 0, len(draft) if draft else 0))
                 elif name in choice.followers:
                     followed.append(sequence)
@@ -157,7 +153,6 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """A sequence is done."""
         self.runner.forget(sequence)
-        self._unanswered.discard(sequence)
         if self.controller is not None:
             self.controller.forget(sequence)
 

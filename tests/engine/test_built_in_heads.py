@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from safetensors.torch import load_file
 
 from specdec import LLM, SamplingParams
 from specdec.config import EngineConfig
-from specdec.core.control.chance import Chance
 from specdec.core.control.types import Member
-from specdec.core.sequence import Sequence
 from specdec.engine import Engine
 from specdec.engine.build import build_engine, load_models
 from specdec.engine.built_in_heads import choose_heads
@@ -25,7 +22,6 @@ from specdec.engine.portfolio import portfolio_members
 from specdec.kernels import QuantizedWeight
 from specdec.models.built_in import SHELF, BuiltInHead, HeadShelf, WeightsFile, file_sha256
 from specdec.proposers.auto import member_names
-from specdec.proposers.base import ProposalInput
 from specdec.train.formats.convert import convert
 from specdec.train.formats.eagle3 import write_eagle3
 from specdec.train.formats.facts import Eagle3Facts
@@ -257,22 +253,6 @@ def controllers_members(asked: EngineConfig, shelf: HeadShelf) -> dict[str, Memb
     engine = build_engine(asked, shelf=shelf)
     assert engine.config is not None
     return {member.name: member for member in portfolio_members(engine.config, 16, engine.runner.proposers)}
-
-
-def test_auto_does_not_ask_twice_who_cannot_go_on(folder: Path, shelf: HeadShelf, monkeypatch: Any) -> None:
-    plain, _ = answers(build_engine(config(folder)))
-    engine = build_engine(config(folder, {"method": "auto", "proposers": ["eagle3"]}), shelf=shelf)
-    assert engine.speculation.controller is not None
-    engine.speculation.controller = Chance(engine.speculation.controller.members, 0)  # which asks whoever may be asked
-    asked: Counter[str] = Counter()
-
-    def lost(sequences: list[Sequence], inp: ProposalInput) -> list[None]:
-        asked.update(each.request.request_id for each, n in zip(sequences, inp.lengths, strict=True) if n)
-        return [None] * len(sequences)
-
-    monkeypatch.setattr(engine.runner.proposers["eagle3"], "propose", lost)
-    assert answers(engine)[0] == plain
-    assert set(asked.values()) == {1}
 
 
 def test_auto_answers_as_plain_decoding_does(folder: Path, shelf: HeadShelf) -> None:
