@@ -28,7 +28,7 @@ class OpenHead:
 
     prepared: PreparedHead
     quantization: str | None
-    """None: int8 where the file has such codes, or else none."""
+    """None: none, but the codes that the file has, where the kernels compute in such."""
 
     @staticmethod
     def open(
@@ -52,11 +52,14 @@ class OpenHead:
 
     def load(self, target: Decoder, *, dtype: str, device: torch.device) -> EagleHead | MedusaHead:
         """The head, in the target's dtype: its states are what it computes with."""
-        is_double = target.dtype == torch.float64
-        quantization = self.quantization or ("int8" if self.prepared.has_codes and not is_double else "none")
-        if is_double and quantization != "none":
+        is_double, asked = target.dtype == torch.float64, self.quantization or "none"
+        if is_double and asked != "none":
             raise ValueError("a draft head's quantization computes in float32, not in float64: give another dtype")
-        return self.prepared.load(dtype=target.dtype, device=device, quantization=quantization)
+        # Where weights in codes are unpacked at every call it takes them longer than without.
+        keeps = self.quantization is None and target.kernels.own_threads and not is_double
+        return self.prepared.load(
+            dtype=target.dtype, device=device, quantization=asked, keep_codes=keeps or asked != "none"
+        )
 
 
 def find_head(name: str, progress: Callable[[str], None] | None) -> Path:

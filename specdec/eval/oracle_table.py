@@ -22,7 +22,7 @@ CEILING_WORDS = (
     "What lies between these drafts and right ones of the same length, in tokens per step: if all were right\n"
     "(perfect), up to the first token that the proposer cannot say (sayable), if each token were guessed as the first\n"
     "of a draft is, after committed tokens alone (fresh), and as they are (alone). Of what is lost the shares that go\n"
-    "to the vocabulary, to guesses that are wrong wherever they stand, and to guesses that follow guesses\n"
+    "to the vocabulary, to guesses that are wrong wherever they stand, and to those after guesses or drafts' ends\n"
 )
 
 

@@ -87,12 +87,6 @@ class CodedHeadTensors:
         self._where = where
         self._codes = coded(tensors.names())
 
-    @property
-    def are_as_kernels_want(self) -> bool:
-        """Whether all codes have the kernels' groups and scales."""
-        scales = (self._tensors.read(name + SCALE).dtype for name in self._codes)
-        return bool(self._codes) and self._group == GROUP and all(dtype == torch.float16 for dtype in scales)
-
     def names(self) -> list[str]:
         scales = {name + SCALE for name in self._codes}
         return [name for name in self._tensors.names() if name not in scales]

@@ -17,7 +17,6 @@ from specdec.kernels import Kernels
 from specdec.models.decoder import Decoder
 from specdec.models.eagle import EagleHead
 from specdec.models.facts import Facts
-from specdec.models.head_codes import CodedHeadTensors
 from specdec.models.head_config import EagleConfig, EagleKind, read_eagle_config
 from specdec.models.head_files import HeadFiles, open_head
 from specdec.models.head_vocab import read_draft_vocab, target_ids
@@ -57,10 +56,14 @@ class PreparedHead:
     kept_token_ids: torch.Tensor | None
     """The target ids that a draft-vocabulary file keeps."""
 
-    def load(self, *, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> EagleHead | MedusaHead:
-        """The head, filled and trimmed. `quantization` is one of `SCHEMES`; codes of 8 bits that the file has are kept
-        under any but "none"."""
+    def load(
+        self, *, dtype: torch.dtype, device: torch.device, quantization: str = "none", keep_codes: bool = False
+    ) -> EagleHead | MedusaHead:
+        """The head, filled and trimmed. `quantization` is one of `SCHEMES`, for what is not in codes that the file has
+        and the kernels take, or for all where these are not kept."""
         head = self.head
+        is_padded = head.draft_token_ids is None and head.num_logits > self.vocab_size
+        is_whole = self.kept_token_ids is None and not is_padded
         fill_parameters(
             head,
             self.plan,
@@ -68,28 +71,16 @@ class PreparedHead:
             dtype=dtype,
             device=device,
             misfit=self.misfit,
-            keep_codes=self._is_whole and quantization != "none",
+            keep_codes=is_whole and keep_codes,
         )
         if self.kept_token_ids is not None:
             head.keep_tokens(self.kept_token_ids)
-        elif not self._is_whole:
+        elif is_padded:
             # No token has these logits.
             head.keep_tokens(torch.arange(self.vocab_size))
             head.draft_token_ids = None
         head.to(device).eval().pack(SCHEMES[quantization])
         return head
-
-    @property
-    def has_codes(self) -> bool:
-        """Whether the file holds matrices in codes that the kernels take as they are. Reads their scales."""
-        tensors = self.files.tensors
-        return self._is_whole and isinstance(tensors, CodedHeadTensors) and tensors.are_as_kernels_want
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether the file's rows are the head's own."""
-        is_padded = self.head.draft_token_ids is None and self.head.num_logits > self.vocab_size
-        return self.kept_token_ids is None and not is_padded
 
     @property
     def misfit(self) -> str:

@@ -46,6 +46,8 @@ class Growth:
     """The longest path that is wanted."""
     room: int = MAX_DRAFT_NODES
     """How many nodes can be computed: those that get children."""
+    least: float = -math.inf
+    """The log probability of a path from which on it may go on."""
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -144,7 +146,8 @@ class FixedShape:
     def advance(self, growth: Growth, first: int) -> None:
         growth.frontier = []
         for node in range(first, len(growth.token_ids)):
-            if growth.depths[node] < growth.length and node < growth.room and self.ranks(growth, node):
+            goes_on = growth.depths[node] < growth.length and growth.score_of(node) >= growth.least
+            if goes_on and node < growth.room and self.ranks(growth, node):
                 growth.compute(node, node)
                 growth.frontier.append(node)
 
@@ -178,7 +181,8 @@ class ConfidenceShape:
         growth.frontier = []
         if len(growth.token_ids) == first or growth.depths[-1] >= growth.length:
             return
-        level = sorted(range(first, len(growth.token_ids)), key=lambda node: (-growth.scores[node], node))
+        likely = [node for node in range(first, len(growth.token_ids)) if growth.scores[node] >= growth.least]
+        level = sorted(likely, key=lambda node: (-growth.scores[node], node))
         room = min(growth.room, self.num_slots) - len(growth.places)
         for node in sorted(level[: max(0, min(self.breadth, room))]):
             growth.compute(node, len(growth.places))
@@ -276,13 +280,14 @@ class Grower:
 
     def grow(self, growths: Many[Growth], guesses: Guesses, step: Step) -> list[Draft]:
         """A draft of each; `guesses` follow the last committed tokens of those with a frontier."""
+        for growth in growths:
+            growth.least = self._least
         live = [growth for growth in growths if growth.frontier]
         while live:
             firsts = [len(growth.token_ids) for growth in live]
             self._branch(live, guesses)
             for growth, first in zip(live, firsts, strict=True):
                 self.shape.advance(growth, first)
-                growth.frontier = [node for node in growth.frontier if growth.score_of(node) >= self._least]
             live = [growth for growth in live if growth.frontier]
             if live:
                 guesses = step(live)

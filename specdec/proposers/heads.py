@@ -25,7 +25,8 @@ class HeadSettings:
     for the target. `draft_vocab`, a file with a list of token ids, keeps only those in the output matrix of a head that
     has them all.
 
-    `quantization` is the head's own; None: int8 where its file or the target's weights are quantised.
+    `quantization` is the head's own; None: int8 where the target's weights are quantised, else the codes that its file
+    has.
 
     With `draft_sample_method` "probabilistic" (vLLM's key) a request that samples is drafted by sampling from the
     head's law; "greedy" always takes its likeliest tokens. A draft goes on as long as its probability, by the

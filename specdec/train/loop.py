@@ -102,7 +102,7 @@ class Loop(Generic[Prepared, HeldOut]):
         """`start_from`: the file of the weights that the trainee begins with, if it has them from one."""
         self.trainee, self.data, self.config, self.sitting = trainee, data, config, sitting
         self._target = dict(target)
-        self._start = None if start_from is None else f"{start_from.name} of sha256 {file_sha256(start_from)[:12]}"
+        self._start = None if start_from is None else f"weights of sha256 {file_sha256(start_from)[:12]}"
         self._optimiser = Optimiser(trainee.module.named_parameters(), config.optimiser)
         self._steps = self._plan()
         self._tokens = [sum(data.survey.lengths[i] for micro in step for i in micro) for step in self._steps]
@@ -139,7 +139,6 @@ class Loop(Generic[Prepared, HeldOut]):
             reader.shutdown(cancel_futures=True)
         if step > self._first:
             self._save(step, LAST)
-        self._ensure_head()
         return Outcome(
             ended,
             step,
@@ -168,8 +167,12 @@ class Loop(Generic[Prepared, HeldOut]):
         del recipe["run"]["checkpoint_minutes"]
         # What other things that train are set to is nothing to this run.
         recipe = {name: recipe[name] for name in ("run", "optimiser", "loss", self.trainee.name)}
-        told = {"trainee": self.trainee.name, "recipe": recipe, "data": self.data.survey.digest}
-        return told if self._start is None else {**told, "start_from": self._start}
+        return {
+            "trainee": self.trainee.name,
+            "recipe": recipe,
+            "data": self.data.survey.digest,
+            "start_from": self._start,
+        }
 
     def _resume(self) -> None:
         path = self.sitting.directory / LAST
@@ -178,10 +181,14 @@ class Loop(Generic[Prepared, HeldOut]):
             return
         if (other := found.facts["trainee"]) != self.trainee.name:
             raise ValueError(f"{path} is of a run of `specdec train {other}`: give another output directory")
-        check_same(found.facts, self._facts(), path)
+        # A run that was begun before this was told may go on.
+        facts = {name: each for name, each in self._facts().items() if name in found.facts or name != "start_from"}
+        check_same(found.facts, facts, path)
+        self._history = list(found.history)
+        self._ensure_head()
         self.trainee.module.load_state_dict(found.weights)
         self._optimiser.restore(dict(found.optimiser))
-        self._history, self._first = list(found.history), found.step
+        self._first = found.step
 
     def _batches(self, reader: ThreadPoolExecutor, first: int) -> Iterator[list[Prepared]]:
         """The prepared micro-batches of the steps from `first` on, read ahead of their use."""

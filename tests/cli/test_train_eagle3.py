@@ -83,7 +83,7 @@ def assert_another_run_is_refused(model: Path, data: Path, folder: Path) -> None
     asked = ["--model", model, "--data", data, "-o", folder / "more", "--quiet"]
     code, out, err = eagle3(*asked, *SHORT, "--start-from", folder / "more" / "best.pt")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "last.pt was begun with start_from 'best.pt of sha256 " in err
+    assert "last.pt was begun with start_from 'weights of sha256 " in err
     code, out, err = fake.run(["train", "medusa", *map(str, asked)], None)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "last.pt is of a run of `specdec train eagle3`: give another output directory" in err

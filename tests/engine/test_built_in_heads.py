@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
 from specdec.config import EngineConfig
@@ -20,7 +20,9 @@ from specdec.engine.build import build_engine, load_models
 from specdec.engine.built_in_heads import choose_heads
 from specdec.engine.portfolio import portfolio_members
 from specdec.kernels import QuantizedWeight
+from specdec.kernels.cpu.library import KIND_F32, KIND_Q8
 from specdec.models.built_in import SHELF, BuiltInHead, HeadShelf, WeightsFile, file_sha256
+from specdec.models.head_codes import dequantized
 from specdec.proposers.auto import member_names
 from specdec.train.formats.convert import convert
 from specdec.train.formats.eagle3 import write_eagle3
@@ -116,8 +118,37 @@ def test_a_head_drafts_that_nobody_named(entry: str | dict[str, Any], folder: Pa
     assert drafted > 0
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_a_head_is_computed_in_the_files_own_codes_whatever_the_target_is_in(
+def test_a_head_is_computed_in_the_files_own_codes_by_kernels_that_can(
+    folder: Path, shelf: HeadShelf, tmp_path: Path
+) -> None:
+    engine = build_engine(config(folder, "eagle", kernels="native"), shelf=shelf)
+    kind = engine.runner.proposers["eagle"].head.lm_head.weight.kind
+    convert(shelf.path(shelf.heads[0]), tmp_path / "wide", layout="eagle3", dtype="float32")
+    wide = build_engine(config(folder, {"method": "eagle3", "model": str(tmp_path / "wide")}, kernels="native"))
+    assert (kind, wide.runner.proposers["eagle3"].head.lm_head.weight.kind) == (KIND_Q8, KIND_F32)
+    tokens, drafted = answers(engine)
+    assert tokens == answers(build_engine(config(folder, kernels="native")))[0]
+    assert drafted > 0
+    # The others would unpack them at every call.
+    plain = build_engine(config(folder, "eagle"), shelf=shelf).runner.proposers["eagle"].head.lm_head.weight
+    assert isinstance(plain, torch.Tensor)
+
+
+def test_what_is_not_in_codes_stays_as_it_is(folder: Path, shelf: HeadShelf, tmp_path: Path) -> None:
+    """As the output matrix of many quantised models."""
+    shutil.copytree(shelf.path(shelf.heads[0]), tmp_path / "head")
+    weights = tmp_path / "head" / "model.safetensors"
+    tensors = load_file(weights)
+    scales = tensors.pop("lm_head.weight_scale")
+    tensors["lm_head.weight"] = dequantized(tensors["lm_head.weight"], scales, 32)
+    save_file(tensors, weights)
+    entry = {"method": "eagle3", "model": str(tmp_path / "head")}
+    head = build_engine(config(folder, entry, kernels="native")).runner.proposers["eagle3"].head
+    assert (head.lm_head.weight.kind, head.layer.mlp.gate_up_proj.weight.kind) == (KIND_F32, KIND_Q8)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_quantised_target_has_a_head_of_8_bits_in_the_files_own_codes(
     quantization: str, folder: Path, shelf: HeadShelf
 ) -> None:
     plain, _ = answers(build_engine(config(folder, quantization=quantization)))

@@ -98,15 +98,17 @@ def best_length(ladder: Ladder, added: Many[float], base: float, least: float) -
         gain = ladder.gains[min(ladder.limit, len(ladder.gains)) - 1]
         rate = (1 + gain) / (base + verifying + ladder.base + ladder.slope * ladder.limit)
         return (rate, ladder.limit, verifying) if rate > least else (least, 0, 0.0)
-    length, at_best, verifying, seconds = 0, 0.0, 0.0, base + ladder.base
-    shares, gains, slope = ladder.shares, ladder.gains, ladder.slope
+    length, at_best, verifying, seconds, rate = 0, 0.0, 0.0, base + ladder.base, 0.0
+    shares, gains, slope, above = ladder.shares, ladder.gains, ladder.slope, least
     for position in range(ladder.num_steps):
         more = shares[position] * added[position]
         verifying += more
         seconds += more + slope
         rate = (1 + gains[position]) / seconds
-        if rate > least and (position + 1 == ladder.num_steps or not ladder.member.ends_early):
+        if rate > least:
             least, length, at_best = rate, position + 1, verifying
+    if ladder.member.ends_early and ladder.num_together == 1 and rate > above:
+        return rate, ladder.num_steps, verifying
     return least, length, at_best
 
 

@@ -27,7 +27,8 @@ class Member:
     learns: bool = False
     """It learns from the steps at which it is asked."""
     ends_early: bool = False
-    """Its chains end by themselves where it is unsure, of which nobody knows more before: so it is asked for all."""
+    """Its chains end by themselves where it is unsure, and of the next one it knows more than is known before: alone, a
+    sequence is given all that it may have, if that pays."""
     expected: tuple[float, ...] = ()
     """By position the acceptance that was seen of it elsewhere, given that all before was accepted; as far as known."""
 

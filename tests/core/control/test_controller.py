@@ -331,6 +331,16 @@ def test_who_ends_its_drafts_where_it_is_unsure_is_asked_for_all(ends_early: boo
     controller.calibrated("head", DraftTimes(((1, 0.05), (7, 0.1))))
     (choice,) = controller.choose([Candidate("s", 50, 6)], 1)
     assert choice.length == 4 if ends_early else choice.length < 4
+    for each in controller.choose([Candidate(key, 50, 6) for key in "ab"], 2):
+        assert 0 < each.length < 4
+
+
+def test_who_ends_early_is_asked_for_less_where_all_would_not_pay() -> None:
+    head = Member("head", 7, 7, ends_early=True, expected=(0.8, 0.2, 0.2, 0.2))
+    controller = Controller([head], StepCost({1: 1.0, 2: 1.05, 3: 1.9, 8: 7.0}))
+    controller.calibrated("head", DraftTimes(((1, 0.05), (7, 0.1))))
+    (choice,) = controller.choose([Candidate("s", 50, 6)], 1)
+    assert choice.length == 1
 
 
 def test_short_drafts_of_a_model_are_known_to_be_cheap() -> None:
