@@ -143,8 +143,8 @@ SHELF = HeadShelf(
             description="EAGLE-3 for SmolLM2-135M-Instruct, trained with specdec",
             licence="Apache-2.0",
             draft_length=7,
-            confidence_threshold=0.08,
-            acceptance=(0.48, 0.58, 0.6, 0.6),
+            confidence_threshold=0.15,
+            acceptance=(0.52, 0.55, 0.58, 0.6),
         ),
     ),
 )
