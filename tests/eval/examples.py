@@ -110,7 +110,13 @@ def oracle(proposer: str | None, k: int, task: str | None, start: int, *, measur
     agreed = (start + 109, start + 19, start + 31)
     members = (
         Shadowed(
-            "ngram", k, start + 59, start + 61 if measured else None, agreed, positions, Ceiling(4062, 279, 457, 833)
+            "ngram",
+            k,
+            start + 59,
+            start + 61 if measured else None,
+            agreed,
+            positions,
+            Ceiling(start + 701, 279, 457, 601),
         ),
         Shadowed("suffix", k, start + 67, None, agreed[:1], positions[:1]),
     )

@@ -122,8 +122,8 @@ def test_an_oracle_with_what_it_was_chosen_from() -> None:
 def test_the_drafts_of_an_oracles_member() -> None:
     row = by_column(report_oracle.members(result()), 0, 0)
     assert (row["proposer"], row["its k"]) == (Cell("ngram"), Cell("18"))
-    assert (row["perfect"], row["sayable"]) == (Cell("14.56", "279"), Cell("8.89", "457"))
-    assert row["fresh"] == Cell("4.88", "833")
+    assert (row["perfect"], row["sayable"]) == (Cell("7.18", "279"), Cell("4.38", "457"))
+    assert row["fresh"] == Cell("3.33", "601")
     assert by_column(report_oracle.members(result()), 0, 1)["fresh"] == Cell("–")
     assert row["position 2"] == Cell("99.2 %", "95.7 %; 1,330 / 1,341 / 1,390")
     assert by_column(report_oracle.agreed(result()), 0, 0)["2 right"] == Cell("32.8 %", "1,332")
