@@ -58,7 +58,8 @@ def step_seconds(runner: Runner, scheduler: Scheduler, clock: Callable[[], float
 
 def draft_times(runner: Runner, scheduler: Scheduler, member: Member, clock: Callable[[], float]) -> DraftTimes | None:
     """What a member's shortest and longest drafts take, and a hint where it gives any; None if it drafts nothing for a
-    made-up text although it has a model. What would take too long is left out."""
+    made-up text although it has a model. What would take too long is left out. Who ends drafts early may end the
+    longest there, and then seems cheap until it is seen at work."""
     longest = min(member.length, max(1, scheduler.max_model_len // 2 - 1))
     has_kv, count = member.has_kv, min(TOGETHER, scheduler.max_num_seqs)
     with _made_up(runner, scheduler, 1 + max(longest, member.nodes), member, count) as sequences:

@@ -149,6 +149,6 @@ def record_all(
 
 
 def _vocabulary(proposer: Proposer) -> frozenset[int] | None:
-    """The tokens that a proposer can say, of one that has less than the target's and tells."""
+    """The tokens that a proposer can say, of one that tells (`specdec.proposers.base.Limited`); None: all."""
     token_ids = getattr(proposer, "sayable_token_ids", None)
     return None if token_ids is None else frozenset(token_ids.tolist())

@@ -160,6 +160,16 @@ class Proposer(Protocol):
         ...
 
 
+class Limited(Protocol):
+    """What a proposer may offer besides: the tokens that it can draft, where the target has others too. Evaluations ask
+    for them, to tell what the others cost."""
+
+    @property
+    def sayable_token_ids(self) -> torch.Tensor | None:
+        """The target's ids of these tokens, int64 [n]; None: all of them."""
+        ...
+
+
 class Hinting(Protocol):
     """What a proposer may offer besides: how much it has to go by, told before it drafts.
 
